@@ -1,7 +1,4 @@
-"""Data classes that all packages share: observation in, action chunk and report out.
-
-Imports neither torch nor rclpy, so every package can use it.
-"""
+"""Data classes that all packages share; imports neither torch nor rclpy."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-# The closed vocabularies of a bundle's policy.yaml; `typing.get_args` gives the allowed words.
+# The closed vocabularies of a bundle's policy.yaml.
 # `none`: an image goes in at its own size, which must be that of the network. `stretch`: resized to
 # the square without keeping its aspect. `crop`: resized, its middle cut out, and resized again.
 # `letterbox`: padded to a square of its longer side, then resized.
@@ -37,9 +34,9 @@ NormaliserKind = Literal[
     'min_max_flat',
     'clipped_range',
 ]
-# openpi's `adapt_to_pi`.
 # `summed`: step upon step in float32, as training code that counts time down does.
 FlowTimes = Literal['summed']
+# openpi's `adapt_to_pi`.
 JointSpaceName = Literal['openpi_aloha']
 ActionKind = Literal['absolute', 'delta', 'velocity']
 RotationForm = Literal[
@@ -63,13 +60,12 @@ class Observation:
         images: camera name to uint8 array (height, width, 3), RGB, any size. `None` means that
             this camera is absent: the policy then sees a masked black image. A name left out is an
             error, never a silent mask.
-        state: (state_dim,) measured state in robot units, in the order of the bundle's
-            `state` names.
+        state: (state_dim,) measured state in robot units, in the order of the bundle's `state`.
         earlier_states: (T - 1, state_dim) states of the steps before, the newest first, for a
             policy that sees T steps; none for others. Earlier images have names of their own
             (`CameraSpec.frame_of`).
         instruction: the task in plain words; must not be empty, unless the policy has no language
-            (`BundleSpec.prompt` None), which does not read it.
+            (`BundleSpec.prompt` None).
         stamps_ns: source name (camera, or `state`) to message stamp in nanoseconds on the ROS
             clock; for the report and the age of cache entries, never a network input.
     """
@@ -95,10 +91,8 @@ class ActionChunk:
     """The horizon of actions that one inference returns, in robot units.
 
     Attributes:
-        actions: (horizon, number of actions) float64; the network's further rows, padding for this
-            robot, are left out. Absolute and delta dimensions are absolute
-            targets here (deltas are already anchored to the observed state); velocity dimensions
-            stay velocities.
+        actions: (horizon, number of actions) float64, without the network's padding. Deltas are
+            absolute targets here, anchored to the observed state; velocities stay velocities.
         names: action names, in column order.
         kinds: command kind per column: `position` or `velocity`.
         step_time_s: seconds between two rows; row i is meant for `observation time + i * step`.
@@ -123,9 +117,8 @@ class ChunkHeader:
     Attributes:
         observation_ns: stamp of its observation, ROS clock.
         episode: episode that it was made for.
-        number: inference number.
         tied: it was made to continue the plan that the request carried.
-        step: step of that plan at which row 0 of a tied chunk stands; None: the step that was
+        step: step of that plan at which row 0 of such a chunk stands; None: the step that was
             current at its observation.
         request: number of the request that it answers; None where it is not given.
         open_requests: requests that its policy takes before it answers the first of them.
@@ -151,7 +144,6 @@ class PlanRequest:
         kinds: per name `position` or `velocity`.
         step_time_s: seconds from row to row; None where fewer than two rows do not tell.
         stamp_ns: ROS time at which the step of row 0 began, or begins.
-        episode: the executor's episode.
         certain: rows, from row 0 on, that are executed before the answer can take over.
         request: number of the request, for the answer; None where it is not given.
         step: plan step of row 0, for the answer; None where it is not given.
@@ -176,8 +168,9 @@ class CommittedPlan:
 
     Attributes:
         actions: (steps, number of actions) in robot units; row 0 is due at the observation's time.
-        delay_steps: rows that will be executed for certain before the new chunk can take over.
-        execution_horizon: rows over which the new chunk is tied to the plan (delay included).
+        delay_steps: rows that will be executed before the new chunk can take over.
+        execution_horizon: rows over which the new chunk is conditioned on the plan (delay
+            included).
     """
 
     actions: np.ndarray
@@ -214,8 +207,6 @@ class CacheOutcome:
     """Cache outcome for one camera's image tokens or for one prefix.
 
     Attributes:
-        reuse: result of the look-up.
-        reason: reason of a miss.
         age_s: age of the entry, seconds; negative after the clock went back, NaN on another clock.
         reuses: reuses in a row, this one included.
         grey_levels: mean change of an image's pixels, where it was measured.
@@ -245,9 +236,7 @@ class CacheOutcome:
 class CacheReport:
     """Prefix cache outcomes of one inference; `inference.cache_words` puts them in words.
 
-    Attributes:
-        images: visible camera to the outcome of its image tokens.
-        prefixes: one, or under serial guidance the conditioned and the unconditioned row's.
+    `images` are by visible camera; `prefixes` one, or under serial guidance one for each row.
     """
 
     images: Mapping[str, CacheOutcome]
@@ -260,7 +249,6 @@ class InferenceReport:
 
     Attributes:
         number: inference number since `reset`; with `seed` it names the noise.
-        seed: seed of the noise generator.
         milliseconds: wall time per phase (`images`, `tokens`, `vision`, `prefix`, `denoise`,
             `actions`, `total`; in the throughput pipeline also `wait`, for the one before it).
         pipeline: `latency` (one inference after the other), `throughput` (two at a time) or
@@ -270,16 +258,15 @@ class InferenceReport:
         runs: number of runs of each network: `vision`, `prefix`, `expert`.
         beta: guidance scale in force; 1.0 without guidance.
         guidance: mode in which the prompt rows ran: `none` (one row), `fused` or `serial`.
-        rtc_mode: mode that tied the chunk to the committed plan; `off` where none did.
+        rtc_mode: mode that conditioned the chunk on the committed plan; `off` where none did.
         clean_steps: number of first actions given to the network as known, at flow time 0.
-        denoise_steps: number of Euler steps.
         tokens: valid tokens per prompt row.
         cuda_graph: per network (`vision`, `prefix`, `denoise`) `captured`, `eager`, or why there is
             no graph, as under serial guidance.
         noise: (horizon, model action dim) float32, noise of the chunk.
         stamps_ns: stamps of the frames and the state that went in.
-        ticks: passes from that over its prompt to that of its last token, with `packed`: an action
-            is as many ticks old when it comes.
+        ticks: passes that an answer takes, with `packed`: an action is as many ticks old when it
+            comes.
         answers_per_s: rate of the last answers, with `packed`; None for the first of them.
     """
 

@@ -3,10 +3,9 @@
 A bundle is a folder: `policy.yaml`, `weights.safetensors`, `statistics.safetensors`, a tokenizer,
 and further files (`onnx/`, `verification.json`) as they are made. Invariants:
 - every file but policy.yaml and `engines/` is listed in policy.yaml with its SHA-256; any other
-  file, dotfiles included, is an error, but for those that moving a bundle leaves beside them
-  (`_LEFT`): nothing opens those;
-- the folder and each of its files may be a link, as in a Hugging Face cache; links are followed
-  when a file is opened, wherever they lead, because the SHA-256 proves the content;
+  file is an error, but for those that moving a bundle leaves beside them (`_LEFT`);
+- the folder and its files may be links, which are followed when a file is opened, because the
+  SHA-256 proves the content;
 - policy.yaml is written last, and a bundle appears under its name complete or not at all;
 - nothing in a bundle is ever unpickled or executed.
 """
@@ -61,10 +60,7 @@ class BundleError(ValueError):
 class Bundle:
     """A checked bundle.
 
-    Attributes:
-        folder: path of the bundle.
-        spec: contents of policy.yaml.
-        statistics: `state.mean`, `actions.q01` and so on to float arrays, one number a dimension.
+    `statistics` has `state.mean`, `actions.q01` and so on, float arrays of a number a dimension.
     """
 
     folder: Path
@@ -102,10 +98,9 @@ def why_not_in(folder: Path) -> str:
 
 
 def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
-    """Read and check a bundle.
+    """Read and check a bundle, given its folder or its policy.yaml.
 
     Args:
-        folder: the bundle, or its policy.yaml.
         verify: compare every file with its SHA-256 (about a second a gigabyte). Without it the
             files' names, the spec and the statistics are still checked.
 
@@ -140,17 +135,12 @@ def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
 
 
 def needed_files(spec: BundleSpec) -> tuple[str, ...]:
-    """File names that a bundle must have."""
     tokenizer = () if spec.tokenizer is None else (spec.tokenizer,)
     return (WEIGHTS_FILE, STATISTICS_FILE, *tokenizer, *find_family(spec.family).files)
 
 
 def verify_files(bundle: Bundle) -> None:
-    """Compare every file with its SHA-256 (about a second a gigabyte).
-
-    Raises:
-        BundleError: the first one that has changed.
-    """
+    """Compare every file with its SHA-256 (1 s a gigabyte); BundleError names one that changed."""
     for name, expected in bundle.spec.files.items():
         verify_file(bundle.folder / name, expected)
 
@@ -192,8 +182,7 @@ def _read_spec(folder: Path) -> BundleSpec:
 def files_in(folder: Path, listed: Container[str]) -> list[str]:
     """Relative names of all files, dotfiles too, without policy.yaml and the engines folder.
 
-    Args:
-        listed: names in policy.yaml; what moving a bundle leaves beside them is left out.
+    Of those that are not `listed`, what moving a bundle leaves is left out.
     """
     names = []
     for path in sorted(folder.rglob('*')):
@@ -209,7 +198,6 @@ def files_in(folder: Path, listed: Container[str]) -> list[str]:
 
 
 def _is_left(name: str) -> bool:
-    """Return whether an unlisted file was left there by moving the bundle."""
     below = any(name.startswith(left) for left in _LEFT if left.endswith('/'))
     return below or name in _LEFT or name.rpartition('/')[2] == _LEFT_ANYWHERE
 
@@ -244,10 +232,7 @@ def verify_file(path: Path, expected: str) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Check the header only: a truncated file fails here even when nothing is hashed.
-
-    A tensor of another dtype would be converted, and the policy would not act as trained.
-    """
+    """Check the header only, names, shapes and dtypes: a truncated file fails here too."""
     try:
         tensors = read_header(path)
     except TensorsError as error:

@@ -12,10 +12,7 @@ from vla_runtime.family.declaration import LATER
 
 
 def spec_identity(spec: BundleSpec) -> str:
-    """Return a bundle's SHA-256: over policy.yaml's contents, with the SHA-256 of each file.
-
-    What changes nothing that the policy does is left out.
-    """
+    """Return the SHA-256 of a bundle's policy.yaml and files, without what changes no output."""
     files = {name: sha for name, sha in spec.files.items() if name != VERIFICATION_FILE}
     contents = asdict(replace(spec, files=files))
     # It says how data is read, and changes nothing that the policy does.

@@ -57,8 +57,7 @@ ROWS_ENDING = '_rows.onnx'
 ROWS_GRAPHS = (f'prefix{ROWS_ENDING}', f'expert{ROWS_ENDING}')
 
 # Inputs and outputs of every family's graphs. `prefix` also takes the family's prefix inputs; its
-# outputs (keys, values, mask) are inputs of `expert` under the same names. `expert` also takes the
-# family's head inputs.
+# outputs are inputs of `expert` under the same names, beside the family's head inputs.
 IMAGE_INPUTS = ('image_tokens', 'image_mask')
 # The family's input that is looked up in a text table, and the rows that `prefix` takes in its
 # place, (R, L, W) float32 (`engines.token_embedding`).
@@ -69,8 +68,8 @@ STEP_INPUTS = ('time_conditioning', 't', 'dt', 'row_weight', 'plan', 'plan_weigh
 # flow's time and step.
 SCHEDULER_INPUTS = ('time_conditioning', 'update', 'step_noise', *STEP_INPUTS[3:])
 STEP_OUTPUTS = ('x_next', 'velocity')
-# Of the expert's graph of a `tokens` head, beside what the prefix hands over; it takes a row of the
-# text table in place of the token (`TEXT_INPUT`). `logits` of the first token come from the prefix.
+# Of the expert's graph of a `tokens` head: a row of the text table in place of the token. `logits`
+# of the first token come from the prefix.
 LOGITS = 'logits'
 ANSWER_INPUTS = ('answer_key', 'answer_value')
 PASS_INPUTS = (TOKENS, 'place', *ANSWER_INPUTS)
@@ -84,7 +83,6 @@ def graph_name(network: Network, rows: int = 1) -> str:
 
 
 def graph_path(bundle_folder: Path, network: Network, rows: int = 1) -> Path:
-    """Path of a network's graph in a bundle."""
     return bundle_folder / ONNX_FOLDER / graph_name(network, rows)
 
 
@@ -115,10 +113,8 @@ def engine_graphs(rows: Iterable[int], sizes: int = 1) -> tuple[str, ...]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Facts of a bundle's ONNX graphs, in `onnx/graphs.json` beside them.
-#
-# The exporter writes them, so that nothing else has to read ONNX files: a Jetson that builds
-# engines has TensorRT, cuda-bindings and numpy.
+# Facts of a bundle's ONNX graphs, `onnx/graphs.json`: a Jetson builds engines without reading ONNX
+# files.
 
 
 @dataclass(frozen=True)
@@ -157,17 +153,12 @@ class ExportedGraphs:
 
 
 def write_graph_facts(folder: Path, exported: ExportedGraphs) -> None:
-    """Write `graphs.json` into the folder of the graphs."""
     text = json.dumps(asdict(exported), indent=1) + '\n'
     (folder / GRAPHS_FILE).write_text(text, encoding='utf-8')
 
 
 def read_graph_facts(folder: Path, names: Iterable[str]) -> ExportedGraphs:
-    """Read the facts of some graphs.
-
-    Raises:
-        JsonError: the file is missing, damaged, or lacks one of the graphs.
-    """
+    """Read the facts of some graphs (JsonError: missing, damaged, or without one of them)."""
     document = read_json(folder / GRAPHS_FILE)
     precision = _precision(document, 'precision')
     beside = _precision(document, 'beside', precision)

@@ -120,7 +120,6 @@ def _check_same_unit(spec: BundleSpec, action: str, state: str, field: str) -> N
 
 
 def check_unique(names: Sequence[str], field: str) -> None:
-    """Refuse a name that is given twice (FieldError)."""
     for name, count in Counter(names).items():
         if count > 1:
             index = [i for i, other in enumerate(names) if other == name][1]

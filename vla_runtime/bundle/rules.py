@@ -1,7 +1,6 @@
 """The rules of policy.yaml: lengths, names, and fields that must agree.
 
-`parse_spec` and `check_spec` are the only gate: a spec that passes is complete and consistent, so
-no other package checks names, lengths or vocabularies again.
+`parse_spec` and `check_spec` are the only gate: a spec that passes is complete and consistent.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.types import CroppedResample, ImageResample, StretchedResample
 
-# Largest accepted values, many times those of any published policy. Beyond them a typo asks for
-# terabytes of buffers before anything else could notice it. Limits of a family's own dimensions
-# are in its declaration.
+# Largest accepted values, many times those of any published policy: a typo would ask for terabytes.
+# Limits of a family's own dimensions are in its declaration.
 LIMITS: Mapping[str, int] = {
     'dimensions.vocabulary': 4_194_304,
     'dimensions.cameras': 16,
@@ -63,11 +61,7 @@ PREFIX_LIMIT = 32768
 
 
 def parse_spec(text: str) -> BundleSpec:
-    """Read and check the text of a policy.yaml.
-
-    Raises:
-        FieldError: the first thing that is wrong, with its field.
-    """
+    """Read and check the text of a policy.yaml; FieldError names the first wrong field."""
     document = typed_yaml.loads(text)
     if not isinstance(document, dict):
         raise FieldError('', 'is not a mapping; expected the keys of a policy bundle')
@@ -101,11 +95,7 @@ def dump_spec(spec: BundleSpec) -> str:
 
 
 def check_spec(spec: BundleSpec) -> None:
-    """Check a spec that was built in Python as `parse_spec` checks one that is read.
-
-    Raises:
-        FieldError: the first thing that is wrong, with its field.
-    """
+    """Check a spec that was built in Python as `parse_spec` checks one that is read."""
     _checked(typed_yaml.to_plain(spec))
 
 
@@ -127,10 +117,7 @@ def _check_student(spec: BundleSpec, family: Family) -> None:
 
 
 def _checked(document: Mapping[str, Any]) -> BundleSpec:
-    """Make the spec of a document, and check it.
-
-    The types first, then what they cannot express: lengths, names, and fields that must agree.
-    """
+    """Make the spec of a document, and check its types, then lengths, names and agreement."""
     spec = typed_yaml.parse(BundleSpec, _with_dims(dict(document)))
     family = find_family(spec.family)
     _check_limits(spec, family)
@@ -257,7 +244,6 @@ def _check_images(spec: BundleSpec) -> None:
 
 
 def _check_language(spec: BundleSpec, family: Family) -> None:
-    """Check that a policy has a prompt and a tokenizer if its family has language."""
     if not family.has_language:
         for field, value in (('prompt', spec.prompt), ('tokenizer', spec.tokenizer)):
             if value is not None:
@@ -309,10 +295,7 @@ def _with_dims(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_guidable(spec: BundleSpec, asked: str) -> None:
-    """Refuse guidance for a policy that cannot be guided.
-
-    Args:
-        asked: the setting or option that asks for guidance.
+    """Refuse guidance, asked for by the setting or option `asked`, where it is impossible.
 
     Raises:
         ValueError: the policy has no language, or was trained without advantage tags.
@@ -361,7 +344,6 @@ def _has(document: Mapping[str, Any], field: str) -> bool:
 
 
 def _largest(value: Any) -> Any:
-    """Return a number, or the largest one in nested lists."""
     return max(map(_largest, value), default=0) if isinstance(value, list) else value
 
 

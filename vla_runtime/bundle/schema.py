@@ -1,7 +1,4 @@
-"""Contents of policy.yaml: the dataclasses that it mirrors.
-
-Only types and allowed words are here; `bundle.rules` checks which fields must agree.
-"""
+"""Contents of policy.yaml: types and allowed words; `bundle.rules` checks what must agree."""
 
 from __future__ import annotations
 
@@ -188,7 +185,6 @@ class PoseSpec:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """Names of its position's and its rotation's actions."""
         return (*self.position, *self.rotation)
 
 

@@ -20,8 +20,8 @@ CHANNELS = ('red', 'green', 'blue')
 _LARGEST = 1e30
 # A dimension with a smaller range, in any unit, was constant in training but for rounding.
 _CONSTANT = 1e-6
-# A dimension with a smaller range hardly moved in training. What lies beside it is far away for the
-# network; `_BESIDE` is so far beside it as robots are placed.
+# A dimension with a smaller range hardly moved in training: to the network, what lies beside it is
+# far away. Robots are placed as exactly as `_BESIDE`.
 _HARDLY: Mapping[Unit, float] = {
     'rad': 0.01,
     'deg': 0.5,
@@ -34,8 +34,7 @@ _HARDLY: Mapping[Unit, float] = {
     'percent': 0.5,
 }
 _BESIDE = 5.0
-# Largest value that a robot reaches. An action of +1 or -1 on the network's scale that lies beyond
-# it cannot have been recorded on a robot.
+# Largest value that a robot reaches: no action of +1 or -1 on the network's scale lies beyond it.
 _FURTHEST: Mapping[Unit, float] = {
     # Most joints stay within one turn; a continuous one that is never unwound may have 16.
     'rad': 100.0,
@@ -53,8 +52,8 @@ _FURTHEST: Mapping[Unit, float] = {
 }
 # Fraction of `_FURTHEST` beyond which a note is given.
 _FAR = 0.5
-# Ranges of an action and its state are odd that lie further apart than this share of both, and
-# than this share of `_FURTHEST` (0.2 rad): a command leads a joint that sags or is blocked.
+# Ranges of an action and its state are odd that lie further apart than this share of both, and than
+# this share of `_FURTHEST`: a command leads a joint that sags.
 _GAP, _LEAD = 0.1, 0.002
 
 
@@ -62,7 +61,6 @@ def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
     """Check that the statistics fit the spec.
 
     Args:
-        spec: a checked spec.
         statistics: `state.mean`, `actions.q01` and so on to float arrays of one number a dimension;
             `images.CAMERA.mean` of one number a colour channel, where images are normalised. Those
             of actions may have a row for each action of a chunk, with `clipped_range`.
@@ -119,10 +117,9 @@ def _columns(spec: BundleSpec) -> dict[str, tuple[str, ...]]:
 def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> list[str]:
     """Notes for a person on statistics that `check_statistics` accepts.
 
-    Returns:
-        A line for each dimension that hardly moved, and at most one for each: constant actions,
-        constant states, actions and states beyond half of `_FURTHEST`, states beyond all of it,
-        and actions that are far from their states.
+    A line for each dimension that hardly moved, and at most one for each: constant actions,
+    constant states, actions and states beyond half of `_FURTHEST`, states beyond all of it, and
+    actions that are far from their states.
     """
     notes = []
     actions = network_range(spec, 'actions', statistics)
@@ -161,7 +158,6 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
 def _hardly_moving(
     spec: BundleSpec, group: str, found: tuple[np.ndarray, np.ndarray] | None
 ) -> list[str]:
-    """Return a note on dimensions that moved in training, but less than a robot is placed."""
     if found is None:
         return []
     items = spec.state if group == 'state' else spec.actions
@@ -189,15 +185,7 @@ def _hardly_moving(
 
 
 def apart_from_states(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Find absolute actions whose range lies apart from that of the state of the same name.
-
-    Args:
-        spec: a checked spec.
-        statistics: statistics that fit the spec.
-
-    Returns:
-        name of each such action to both ranges in words.
-    """
+    """Map each absolute action whose range lies apart from its state's to both ranges in words."""
     actions, state = (seen_range(spec, group, statistics) for group in ('actions', 'state'))
     if actions is None or state is None:
         return {}
@@ -231,7 +219,6 @@ def seen_range(
 
 
 def _check_reach(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
-    """Check that actions of -1 and +1 on the network's scale are within a robot's reach."""
     found = network_range(spec, 'actions', statistics)
     if found is None:
         return

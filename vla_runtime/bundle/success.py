@@ -1,9 +1,9 @@
-"""Closed-loop success of a policy in a lower precision beside float32, in its bundle's receipt.
+"""Closed-loop success of a policy in a lower precision, judged beside float32.
 
 Small errors of single tensors say little about what a robot does. So `auto` takes 8 bits only where
-the policy was seen to do its task as often as in float32: same scenes, episode by episode. 16 bits
-that were seen to do it less often are left out too.
-verification.json has a record for each backend and precision, `judged.onnxruntime.int8`.
+the policy was seen to do its task as often as in float32, episode by episode in the same scenes,
+and no 16 bits that were seen to do it less often. verification.json has a record for each backend
+and precision, `judged.onnxruntime.int8`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from vla_runtime.files.json_file import JsonMapping, read_json
 
 # Success that may be lost at most, by the lower end of the interval.
 MOST_LOST = 0.05
-# What a judgement rests on at least: episodes of a condition, conditions, and success in float32. A
-# policy that fails in both loses nothing.
+# What a judgement rests on at least: episodes of a condition, conditions, success in float32.
 LEAST_EPISODES = 200
 LEAST_CONDITIONS = 2
 LEAST_REFERENCE = 0.5
@@ -36,10 +35,7 @@ _KEY_BEFORE = 'closed_loop'
 def difference_interval(episodes: int, won: int, lost: int) -> tuple[float, float]:
     """95% interval of a paired difference of success, as a share (Agresti and Min, 2005).
 
-    Args:
-        episodes: pairs on the same scenes.
-        won: pairs that succeed here and fail in the reference.
-        lost: the other way round.
+    `won` pairs succeed here and fail in the reference; `lost` the other way round.
     """
     total, difference = episodes + 2, won - lost
     error = math.sqrt(won + lost + 1 - difference**2 / total) / total
@@ -51,12 +47,8 @@ def difference_interval(episodes: int, won: int, lost: int) -> tuple[float, floa
 class JudgedCondition:
     """Episodes of one condition, each run in both precisions.
 
-    Attributes:
-        condition: name of the condition, in words.
-        episodes: number of episodes in each precision.
-        succeeded: number of episodes that succeed in the lower precision.
-        won: episodes that succeed in it and fail in float32.
-        lost: the other way round.
+    `succeeded` counts those that succeed in the lower precision; `won` those that succeed in it and
+    fail in float32, `lost` the other way round.
     """
 
     condition: str
@@ -67,7 +59,6 @@ class JudgedCondition:
 
     @property
     def least_difference(self) -> float:
-        """Lower end of the 95% interval of the difference of success."""
         return difference_interval(self.episodes, self.won, self.lost)[0]
 
 
@@ -80,11 +71,7 @@ def write_success(
 ) -> None:
     """Put judged success into a bundle's receipt, in place of what stood there; seal it again.
 
-    Args:
-        bundle: bundle whose files ran.
-        backend, precision: backend and precision of the judged run.
-        conditions: judged conditions, at least one.
-        provenance: command, seeds and version of the code.
+    `provenance` is command, seeds and version of the code.
 
     Raises:
         BundleError: a file of the bundle has changed.
@@ -112,15 +99,7 @@ def write_success(
 
 
 def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
-    """Return why the judged success rules out a precision; empty if it does not.
-
-    Args:
-        bundle: checked.
-        backend, precision: backend and precision that would run it.
-
-    Raises:
-        JsonError: the receipt is damaged.
-    """
+    """Return why judged success rules out a precision, or '' (JsonError: a damaged receipt)."""
     record = _record(bundle, backend, precision)
     study = 'eight_bits' if precision == 'int8' else 'precision'
     command = f'vla_runtime study {study} --bundle FOLDER'
@@ -159,25 +138,16 @@ def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
 
 
 def is_judged(bundle: Bundle, backend: str, precision: str) -> bool:
-    """Return whether success with these very files was judged, whatever was found.
-
-    Args:
-        bundle, backend, precision: see `success_fault`.
-
-    Raises:
-        JsonError: the receipt is damaged.
-    """
+    """Return whether success with these very files was judged; errors as `success_fault`."""
     record = _record(bundle, backend, precision)
     return record is not None and _is_of(record, bundle, backend)
 
 
 def _is_of(record: JsonMapping, bundle: Bundle, backend: str) -> bool:
-    """Return whether a record is of these very files."""
     return bool(record.get('bundle_sha256', str) == _identity(bundle, backend))
 
 
 def _record(bundle: Bundle, backend: str, precision: str) -> JsonMapping | None:
-    """Return what was judged; None where nothing was."""
     if VERIFICATION_FILE not in bundle.spec.files:
         return None
     document = read_json(bundle.folder / VERIFICATION_FILE)

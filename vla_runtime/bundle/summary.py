@@ -12,16 +12,11 @@ _KEY_WIDTH = 12
 
 
 def line(key: str, text: object) -> str:
-    """One aligned line of a summary."""
     return f'{key:<{_KEY_WIDTH}}{text}'
 
 
 def describe(spec: BundleSpec) -> str:
-    """Summarise a spec for someone about to run the policy.
-
-    Returns:
-        Lines without a newline at the end.
-    """
+    """Summarise a spec for someone about to run the policy; no newline at the end."""
     dims = spec.dims
     cameras = [item.name if item.present else f'{item.name} (absent)' for item in spec.cameras]
     state = [f'{item.name} [{item.unit}]' for item in spec.state]
@@ -117,7 +112,6 @@ def _prompt(spec: BundleSpec) -> str:
 
 
 def _stacks(dims: PolicyDims) -> list[str]:
-    """Depth and width of every stack of blocks: `vision 27x1152`."""
     parts = [(field.name, getattr(dims, field.name)) for field in fields(cast(Any, dims))]
     return [
         f'{name} {part.depth}x{part.width}'

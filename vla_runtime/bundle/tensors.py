@@ -41,9 +41,7 @@ class StoredTensor:
 
     Attributes:
         name: name in the checkpoint.
-        path: file that holds it.
         dtype: `F32`, `BF16`, `F16`; `U8` of packed weights.
-        shape: shape as stored.
         offset: position of its first byte in the file.
     """
 
@@ -55,7 +53,6 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
         return math.prod(self.shape) * WEIGHT_BYTES[self.dtype]
 
     def part(self, index: int) -> StoredTensor:
@@ -119,11 +116,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_array(stored: StoredTensor) -> np.ndarray:
-    """Read one tensor, as float32 whatever it is stored in.
-
-    Raises:
-        TensorsError: a file that ends inside the tensor, or cannot be read.
-    """
+    """Read one tensor as float32 (TensorsError: the file is cut short, or cannot be read)."""
     try:
         with stored.path.open('rb') as file:
             file.seek(stored.offset)
@@ -142,14 +135,10 @@ def read_array(stored: StoredTensor) -> np.ndarray:
 def check_tensors(
     tensors: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Compare with the network: no tensor missing, unexpected or of another shape.
-
-    Args:
-        tensors: tensors by the names of this package.
-        expected: the network's names and shapes.
+    """Compare tensors by this package's names with the network's names and shapes.
 
     Raises:
-        TensorsError: tensors differ; lists at most 10 names and shapes, then a count.
+        TensorsError: tensors missing, unexpected or misshapen; lists at most 10, then a count.
     """
     lines = [
         f"missing '{name}' {list(shape)}" for name, shape in expected.items() if name not in tensors

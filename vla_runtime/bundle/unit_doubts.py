@@ -31,20 +31,13 @@ _CONSTANT = 1e-6
 
 @dataclass(frozen=True)
 class UnitDoubt:
-    """Dimensions whose statistics look like another unit's.
-
-    Attributes:
-        unit: their unit.
-        names: their names, as the policy has them.
-        reach: largest magnitude in their statistics.
-    """
+    """Dimensions whose statistics look like another unit's; `reach` is their largest magnitude."""
 
     unit: Unit
     names: tuple[str, ...]
     reach: float
 
     def describe(self) -> str:
-        """Ask whether another unit is meant."""
         only = 'only ' if self.is_small else ''
         names = ', '.join(map(quoted, self.names))
         return f'{names} reach {only}{self.reach:.3g} {self.unit}: are these {self.meant}?'
@@ -56,7 +49,6 @@ class UnitDoubt:
 
     @property
     def meant(self) -> str:
-        """The other unit in words."""
         return _WORDS[self.unit][0]
 
     @property
@@ -72,10 +64,7 @@ def unit_doubts(
 ) -> list[UnitDoubt]:
     """Find dimensions whose statistics look like another unit's.
 
-    Args:
-        spec: a checked spec.
-        statistics: statistics that fit it.
-        sure: `state` or `actions`, and a name: dimensions whose unit was given by name.
+    `sure` holds `state` or `actions`, and a name: dimensions whose unit was given by name.
     """
     places: dict[Unit, list[tuple[str, float, bool]]] = {}
     groups: dict[str, Sequence[StateSpec | ActionSpec]] = {

@@ -49,9 +49,7 @@ def bundle_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> list
 def check_target(target: str | Path, force: bool) -> None:
     """Check that a bundle can be made at a path, without making anything.
 
-    Args:
-        target: path of the new bundle.
-        force: an existing bundle may be replaced.
+    With `force` an existing bundle may be replaced.
 
     Raises:
         BundleError: the target exists, or no folder can be made there.
@@ -83,11 +81,8 @@ def check_target(target: str | Path, force: bool) -> None:
 def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
     """Yield a folder to fill with a new bundle; it is renamed to the target if the block succeeds.
 
-    An exception inside the block removes what was written and leaves the target as it was.
-
-    Args:
-        target: path of the new bundle.
-        force: replace an existing bundle. Any other folder is never replaced.
+    An exception inside the block leaves the target as it was. `force` replaces an existing bundle,
+    never another folder.
 
     Raises:
         BundleError: the target exists, or the filled folder is not a sealed bundle.
@@ -117,14 +112,10 @@ def new_bundle(target: str | Path, *, force: bool = False) -> Iterator[Path]:
 
 
 def seal(folder: str | Path, spec: BundleSpec) -> BundleSpec:
-    """Hash the folder's files and write policy.yaml, which makes the folder a bundle.
+    """Hash the folder's files and write policy.yaml; return the spec as written, with all files.
 
-    Files that `spec.files` already lists must still have their SHA-256: sealing adds files, such
-    as `verification.json`, but never accepts a changed one. Drop an entry from `spec.files` to
-    replace its file knowingly.
-
-    Returns:
-        The spec with all files listed, as written.
+    Sealing adds files, such as `verification.json`, but never accepts a changed one. Drop an entry
+    from `spec.files` to replace its file knowingly.
 
     Raises:
         BundleError: a spec that is not valid, a listed file that is missing or changed.

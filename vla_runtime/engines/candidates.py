@@ -1,10 +1,9 @@
 """Backends and precisions that may run a bundle here, in a fixed order.
 
 On a GPU: TensorRT engines, PyTorch, ONNX files. On a CPU: ONNX files in float32 or int8, PyTorch,
-ONNX files in 16 bits. PyTorch in the receipt's 16 bits comes before float32.
-A precision below float32 is a candidate only where a receipt covers it, 8 and 4 bits only
-where closed-loop success was judged (`bundle.success`), 16 bits not where it was lost: with the
-backend itself, or with another where nobody judged this one.
+ONNX files in 16 bits. PyTorch in the receipt's 16 bits comes before float32. A precision below
+float32 needs a receipt; 8 and 4 bits need judged closed-loop success (`bundle.success`), and 16
+bits must not have lost it: with the backend itself, or with another where nobody judged this one.
 """
 
 from __future__ import annotations
@@ -45,12 +44,6 @@ _HALVES = ('bfloat16', 'float16')
 
 def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> list[Candidate]:
     """Candidates that may run a bundle, in order; what is not installed here is among them.
-
-    Args:
-        bundle: the checked bundle.
-        backend: one of `preflight.BACKENDS`, or `auto`.
-        device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`.
-        precision: requested precision, or `auto`.
 
     Raises:
         ValueError: nothing is left; says why.
@@ -93,13 +86,7 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
 
 
 def running_elsewhere(bundle: Bundle, device: str, precision: str) -> list[Candidate]:
-    """Return what the bundle has files for that run on no device of this name.
-
-    Args:
-        bundle: the checked bundle.
-        device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`.
-        precision: requested precision, or `auto`.
-    """
+    """Return what the bundle has files for that run on no device of this name."""
     return [
         one
         for one in _of_files(bundle, _receipt_precision(bundle), device)
@@ -115,7 +102,6 @@ def _comes_before_torch(candidate: Candidate, device: str) -> bool:
 
 
 def _remedy(bundle: Bundle, backend: str, precision: str, receipt: str | None) -> str:
-    """Return what mends a request that nothing may run."""
     if precision in QUANTISED and precision != receipt:
         return (
             f'only ONNX files in {precision} run in it: vla_runtime export {bundle.folder} --out '
@@ -129,15 +115,7 @@ def _remedy(bundle: Bundle, backend: str, precision: str, receipt: str | None) -
 
 
 def reduced_precisions(bundle: Bundle, device: str) -> dict[Candidate, str]:
-    """Return the candidates below float32, each with why `auto` leaves it alone.
-
-    Args:
-        bundle: the checked bundle.
-        device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`.
-
-    Returns:
-        those that could run here, with an empty text where `auto` may take them
-    """
+    """Return the candidates below float32 that could run here, each with why `auto` skips it."""
     could_run = []
     receipt = _receipt_precision(bundle)
     if receipt == INT8.precision:
@@ -172,10 +150,7 @@ def _refusal(bundle: Bundle, candidate: Candidate, device: str) -> str:
 
 
 def _lost_success(bundle: Bundle, candidate: Candidate) -> str:
-    """Return what judged success says against 16 bits; empty where nobody judged them.
-
-    Only where this backend was not judged do the others count.
-    """
+    """Return what judged success says against 16 bits; empty where nobody judged them."""
     precision = candidate.precision
     if is_judged(bundle, candidate.backend, precision):
         return success_fault(bundle, candidate.backend, precision)
@@ -194,13 +169,6 @@ def rests_on_onnx_receipt(candidate: Candidate) -> bool:
 def _of_torch(
     receipt: str | None, precision: str, refused: Mapping[Candidate, str]
 ) -> list[Candidate]:
-    """Candidates that run the bundle's weights with PyTorch.
-
-    Args:
-        receipt: precision of the bundle's receipt.
-        precision: requested precision, or `auto`.
-        refused: the return value of `reduced_precisions`.
-    """
     if precision in QUANTISED:
         return []
     if precision != AUTO:
@@ -212,7 +180,6 @@ def _of_torch(
 
 
 def _of_files(bundle: Bundle, receipt: str | None, device: str) -> list[Candidate]:
-    """Candidates that run the bundle's engines and ONNX files, for which there is a receipt."""
     if not receipt:
         return []
     found = []
@@ -226,7 +193,6 @@ def _of_files(bundle: Bundle, receipt: str | None, device: str) -> list[Candidat
 
 
 def _receipt_precision(bundle: Bundle) -> str | None:
-    """Precision of the ONNX files that the bundle's receipt covers; None without one."""
     receipt = _receipt(bundle)
     return None if receipt is None else str(receipt.get('precision', str))
 
@@ -249,7 +215,6 @@ def _receipt(bundle: Bundle) -> JsonMapping | None:
 
 
 def _is_faster_reduced(receipt: str | None, device: str) -> bool:
-    """Return whether PyTorch is likely faster there in the receipt's precision than in float32."""
     if receipt == 'bfloat16':
         return device != 'cpu' or multiplies_bfloat16()
     # A CPU emulates float16.

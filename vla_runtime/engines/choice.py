@@ -1,12 +1,11 @@
 """Choice of backend and precision that the user leaves open: `backend: auto`, `precision: auto`.
 
 Invariants:
-- only a candidate is chosen (`engines.candidates`): the first in their order that can run here;
-- nothing is timed, and nothing is remembered: the same machine chooses the same again
-  (`vla_runtime bench --recommend` times them);
-- whatever is left out is named, with the reason;
-- the receipt is that of the ONNX files: PyTorch in its precision also has to give the chunks of the
-  recorded cases here, because it may round elsewhere (convolutions do).
+- the first of `engines.candidates` that can run here is chosen; whatever is left out is named,
+  with the reason;
+- nothing is timed and nothing is remembered (`vla_runtime bench --recommend` times them);
+- the receipt is that of the ONNX files: PyTorch in its precision also has to give the chunks of
+  the recorded cases here, because it may round elsewhere (convolutions do).
 """
 
 from __future__ import annotations
@@ -45,13 +44,10 @@ def load_chosen(
     """Load the first candidate that can run; also return why, with what was left out.
 
     Args:
-        bundle: the checked bundle.
-        backend: one of `preflight.BACKENDS`, or `auto`.
-        device: device that they would run on.
-        precision: requested precision, or `auto`; backend or precision is `auto`.
-        load: function that loads a candidate; an error of CANNOT_RUN where it cannot run.
-        check: function that refuses a loaded candidate that gives other numbers than the recorded
-            cases have, and closes it (ValueError).
+        backend, precision: one of them is `auto`.
+        load: loads a candidate; an error of CANNOT_RUN where it cannot run.
+        check: refuses a loaded candidate that gives other numbers than the recorded cases have, and
+            closes it (ValueError).
 
     Raises:
         ValueError: nothing may run this bundle here.

@@ -1,8 +1,4 @@
-"""Close several resources of a device, even if some of them fail to close.
-
-After an error that a CUDA context does not recover from, every later call fails with it, also those
-that free.
-"""
+"""Close several resources of a device, even if some fail to close, as after a lost CUDA context."""
 
 from __future__ import annotations
 
@@ -14,11 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def close_all(closings: Iterable[Callable[[], object]]) -> None:
-    """Call every close function, even after one fails.
-
-    Raises:
-        RuntimeError: the first error of CUDA or TensorRT among them.
-    """
+    """Call every close function; raise the first error of CUDA or TensorRT (RuntimeError)."""
     first: RuntimeError | None = None
     for close in closings:
         try:
@@ -31,10 +23,7 @@ def close_all(closings: Iterable[Callable[[], object]]) -> None:
 
 @contextmanager
 def closed_on_error(close: Callable[[], object]) -> Iterator[None]:
-    """Close where the block fails; nothing is closed otherwise.
-
-    The block's error is raised, also where closing fails, too: that one is logged.
-    """
+    """Close where the block fails, and raise the block's error, also where closing fails too."""
     try:
         yield
     except BaseException:

@@ -26,8 +26,7 @@ def multiplies_bfloat16() -> bool:
 def check_int8() -> None:
     """Refuse a CPU that does not multiply 8-bit integers itself (ValueError).
 
-    Without such instructions products are added up in 16 bits, where they saturate: other numbers,
-    and no faster than float32.
+    Others add up products in 16 bits, where they saturate.
     """
     if not _INT8 & cpu_flags():
         raise ValueError(
@@ -42,8 +41,7 @@ def cpu_threads(given: int | None, networks: int = 1) -> int:
     Args:
         given: number of threads; 0: all cores but one that this process may keep busy, because
             networks on all of them starve a node's callbacks; None: as many as OMP_NUM_THREADS
-            says, the first number of a list (OpenMP's, for nested regions), and as 0 where it is
-            not set.
+            says (the first of a list), and as 0 where it is not set.
         networks: number of networks that run at once (two in the pipeline `throughput`) and share
             the cores of 0; each has at least one.
 
@@ -63,8 +61,8 @@ def cpu_threads(given: int | None, networks: int = 1) -> int:
 def keep_freed_memory() -> None:
     """Have the process keep up to 256 MB that it has freed, where it uses the GNU C library.
 
-    Every product allocates its result anew. By default the library returns megabytes to the system
-    and takes them back page by page, which is a tenth of an inference with large images.
+    Every product allocates its result anew; page by page that is a tenth of an inference with large
+    images.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,13 +1,12 @@
 """CUDA's driver functions through the Python package `cuda-bindings`, and their errors.
 
-The package (`cuda-python` brings it) has two halves. The half for the CUDA *runtime* is linked to
-one release of it and refuses every older driver: 12.9 finds none on JetPack 6.2. The half for the
-*driver* loads `libcuda.so.1` of the machine when the first function is called, so one release of
-the package serves drivers older and newer than itself. Only that half is used here.
+Only the package's half for the *driver* is used: it loads the machine's `libcuda.so.1` when the
+first function is called, so it serves drivers older and newer than itself. The half for the CUDA
+*runtime* refuses every older driver: 12.9 finds none on JetPack 6.2.
 
 Invariants:
-- Every function of the module that is called here releases the interpreter lock: from release
-  12.9.1 on. In earlier ones a thread that waits for the GPU stops every thread of its process.
+- Every function that is called here releases the interpreter lock: from release 12.9.1 on. Before,
+  a thread that waits for the GPU stops every thread of its process.
 - A function that fails raises `CudaError`, also where the package raises an error of its own.
 """
 
@@ -23,8 +22,7 @@ PACKAGE = 'cuda-bindings'
 # First release whose functions release the interpreter lock.
 OLDEST_RELEASE = (12, 9, 1)
 # First driver that has every function asked for, by the bindings' major release. 12.0 is the first
-# whose cuGraphInstantiate has the signature that they call. Release 13 asks for the
-# cuEventElapsedTime of 12.8, and what an older driver lacks shows only at the first call of it.
+# with their cuGraphInstantiate; 13 asks for the cuEventElapsedTime of 12.8.
 OLDEST_DRIVER = {12: (12, 0), 13: (12, 8)}
 _MODULE = 'cuda.bindings.driver'
 _INSTALL = (
@@ -88,12 +86,8 @@ class CudaError(RuntimeError):
 class CudaDriver:
     """The driver's functions, called by name.
 
-    Args:
-        module: `cuda.bindings.driver`, see `import_cuda`.
-
-    Attributes:
-        release: version of the bindings, e.g. `12.9.10`.
-        version: newest CUDA that the driver supports, (major, minor); (0, 0) until `find_device`.
+    `release` is that of the bindings, e.g. `12.9.10`; `version` the newest CUDA that the driver
+    supports, (major, minor), (0, 0) until `find_device`.
     """
 
     def __init__(self, module: ModuleType) -> None:
@@ -102,11 +96,7 @@ class CudaDriver:
         self.version = (0, 0)
 
     def find_device(self, index: int) -> Any:
-        """Load the driver and return the handle of a device.
-
-        Raises:
-            ValueError: the driver is missing, too old or unusable, or shows no such device.
-        """
+        """Load the driver and return a device's handle (ValueError: no usable driver or device)."""
         name = f"device 'cuda:{index}'"
         try:
             count = self._count_devices()
@@ -119,11 +109,7 @@ class CudaDriver:
         raise ValueError(f'{name}: there are {count} CUDA devices here, the first is cuda:0')
 
     def call(self, name: str, *arguments: object) -> Any:
-        """Call a function; return its one result, a tuple of several, or None.
-
-        Raises:
-            CudaError: CUDA returned an error, or the driver lacks the function.
-        """
+        """Call a function; return its result, a tuple of several, or None (CudaError: it fails)."""
         try:
             code, *results = getattr(self._module, name)(*arguments)
         except RuntimeError as error:
@@ -198,11 +184,7 @@ class CudaDriver:
 
 
 def import_cuda() -> ModuleType:
-    """Import the driver half of `cuda-bindings`; loads no library of NVIDIA's.
-
-    Raises:
-        ValueError: the package, or a package that it needs, is missing, or its release is too old.
-    """
+    """Import the driver half of `cuda-bindings` (ValueError: missing or too old)."""
     try:
         module = importlib.import_module(_MODULE)
     except ImportError as error:
@@ -228,7 +210,6 @@ def bindings_release(module: ModuleType) -> str:
 
 
 def format_version(version: tuple[int, int]) -> str:
-    """`12.6` for (12, 6)."""
     return f'{version[0]}.{version[1]}'
 
 

@@ -1,20 +1,17 @@
 """One CUDA device through the driver: memory, one stream, copies, captured graphs, timing.
 
 Invariants:
-- No call into TensorRT comes before `CudaRuntime` has found a device: on a machine without a driver
-  TensorRT hands out objects whose first use ends the process.
+- No call into TensorRT comes before `CudaRuntime` has found a device: without a driver TensorRT
+  hands out objects whose first use ends the process.
 - All work of one `CudaRuntime` is ordered on its one stream; only `synchronize`, `download` and
-  `milliseconds` wait for it. They sleep: a core that polls is a core that the node does not have.
-- The current context belongs to the thread, and an engine may be loaded on one thread and used
-  on another, so every call that reaches the device makes its context current first. It is the
-  device's primary context, which TensorRT and PyTorch use too.
-- Uploads go through the runtime's own pinned memory. A piece of it is reused only after the stream
-  has passed it: an asynchronous copy may still read its source after the call returns, so it must
-  not read the caller's (pageable) memory.
-- `close` frees whatever is left, graphs first: they replay on the addresses of the memory. Where
-  CUDA has failed for good it still tries each, and the runtime is closed all the same. The
-  primary context stays until the process ends, because TensorRT's own objects may outlive a
-  runtime and do not keep it.
+  `milliseconds` wait for it. They sleep and do not poll.
+- The current context belongs to the thread, so every call that reaches the device first makes its
+  context current: the device's primary one, which TensorRT and PyTorch use too.
+- Uploads go through the runtime's own pinned memory, a piece of which is reused only after the
+  stream has passed it: an asynchronous copy may read its source after the call returns.
+- `close` frees whatever is left, graphs first: they replay on the addresses of the memory. It tries
+  each where CUDA has failed for good. The primary context stays until the process ends, because
+  TensorRT's own objects may outlive a runtime.
 """
 
 from __future__ import annotations
@@ -32,9 +29,8 @@ from vla_runtime.engines.closing import close_all, closed_on_error
 from vla_runtime.engines.cuda_driver import CudaDriver, CudaError, import_cuda
 from vla_runtime.engines.device_names import parse_device
 
-# More than an inference uploads between two waits; larger arrays go in pieces. A guided policy
-# may need 3 cameras x 3 x 224 x 224 x float32 = 1.8 MB, and 2 rows x 200 tokens x 2048 x float32 =
-# 3.3 MB of text.
+# More than an inference uploads between two waits (3 cameras 1.8 MB, 2 rows of text 3.3 MB); larger
+# arrays go in pieces.
 _STAGING_BYTES = 8 << 20
 _NAME_BYTES = 256
 
@@ -47,7 +43,6 @@ class DeviceInfo:
         name: name that the driver gives it, e.g. `Orin` or `NVIDIA H200`.
         capability: `major.minor`.
         processors: streaming multiprocessors; a Jetson's power mode may switch some off.
-        total_bytes: memory of the device.
         integrated: the GPU shares its memory with the CPU, as on a Jetson.
     """
 
@@ -66,15 +61,7 @@ class Graph:
 
 
 class CudaRuntime:
-    """One device and one stream on it.
-
-    Args:
-        index: number of the device, counted from 0.
-        module: the driver half of cuda-bindings; imported where left out.
-
-    Raises:
-        ValueError: cuda-bindings is missing or too old, no usable driver, or no such device.
-    """
+    """One device and one stream on it (ValueError: no usable cuda-bindings, driver or device)."""
 
     def __init__(self, index: int = 0, module: ModuleType | None = None) -> None:
         self.module = module or import_cuda()
@@ -101,20 +88,14 @@ class CudaRuntime:
         return int(self._stream)
 
     def free_bytes(self) -> int:
-        """Return the bytes of unused device memory."""
         self.activate()
         return int(self._call('cuMemGetInfo')[0])
 
     def activate(self) -> None:
-        """Make this device the calling thread's."""
         self._call('cuCtxSetCurrent', self._context)
 
     def allocate(self, size: int) -> int:
-        """Allocate zeroed device memory and return its address (a multiple of 256).
-
-        Raises:
-            CudaError: not enough memory.
-        """
+        """Allocate zeroed memory; return its address, a multiple of 256 (CudaError: not enough)."""
         self.activate()
         address = int(self._call('cuMemAlloc', max(size, 1)))
         self._allocated.add(address)
@@ -131,7 +112,7 @@ class CudaRuntime:
     def upload(self, address: int, array: np.ndarray) -> None:
         """Copy an array to the device; it may be changed or freed as soon as this returns.
 
-        Waits for the stream once the uploads since the last wait exceed the pinned memory (8 MiB).
+        Waits for the stream once the uploads since the last wait exceed 8 MiB.
         """
         array = np.ascontiguousarray(array)
         self.activate()
@@ -142,12 +123,7 @@ class CudaRuntime:
             self._call('cuMemcpyHtoDAsync', address + offset, piece, size, self._stream)
 
     def download(self, address: int, array: np.ndarray) -> np.ndarray:
-        """Wait for all work and copy memory of the device into `array`, which is returned.
-
-        Args:
-            address: address in the device's memory.
-            array: contiguous array that the bytes are copied into.
-        """
+        """Wait for all work, and copy device memory into a contiguous `array`, also returned."""
         self.activate()
         if array.nbytes:
             self._call('cuMemcpyDtoHAsync', array.ctypes.data, address, array.nbytes, self._stream)
@@ -190,7 +166,6 @@ class CudaRuntime:
         return self._graphs[-1]
 
     def launch(self, graph: Graph) -> None:
-        """Replay a graph on the stream."""
         self.activate()
         self._call('cuGraphLaunch', graph.executable, self._stream)
 
@@ -216,11 +191,7 @@ class CudaRuntime:
             self._call('cuEventDestroy', end)
 
     def close(self) -> None:
-        """Free all graphs, all memory and the stream; safe to call twice.
-
-        Raises:
-            CudaError: the first error; what could be freed is freed.
-        """
+        """Free all graphs, all memory and the stream; raise the first error. Safe to call twice."""
         if self._stream is None:
             return
         frees = [
@@ -289,9 +260,5 @@ class CudaRuntime:
 
 
 def device_index(device: str) -> int:
-    """Return N of `cuda:N`, and 0 for `cuda`.
-
-    Raises:
-        ValueError: any other text.
-    """
+    """Return N of `cuda:N`, and 0 for `cuda` (ValueError: any other text)."""
     return parse_device(device, 'tensorrt')[1]

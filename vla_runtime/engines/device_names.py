@@ -18,15 +18,11 @@ _DEVICE = re.compile(r'cpu|(cuda|tensorrt)(:([0-9]{1,3}))?')
 
 
 def default_device(backend: str) -> str:
-    """Default device of a backend: `cuda` for TensorRT, which has no other, `cpu` for the rest.
-
-    Also for `auto`.
-    """
+    """Default device of a backend or `auto`: `cuda` for TensorRT, `cpu` for the rest."""
     return 'cuda' if backend == 'tensorrt' else 'cpu'
 
 
 def accepts_device(device: str, backend: str) -> bool:
-    """Return whether a backend runs on devices of this name."""
     return device.partition(':')[0] in _KINDS[backend]
 
 
@@ -37,16 +33,7 @@ def check_device(device: str) -> None:
 
 
 def parse_device(device: str, backend: str) -> tuple[str, int]:
-    """Split a device's name into its kind and its index.
-
-    Args:
-        device: `cpu`, `cuda` or `cuda:N`; `tensorrt` or `tensorrt:N` for ONNX Runtime's own
-            TensorRT provider.
-        backend: backend that will run there.
-
-    Raises:
-        ValueError: not a device name, or one that this backend does not support.
-    """
+    """Split a device's name into kind and index (ValueError: unknown to this backend)."""
     found = _DEVICE.fullmatch(device)
     kind = found[1] or 'cpu' if found else ''
     kinds = _KINDS[backend]

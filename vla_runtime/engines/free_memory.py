@@ -1,8 +1,7 @@
 """Memory that new work may take, on the host and on a device.
 
-On a GPU with its own memory CUDA's number is right. On a GPU that shares the host's memory, as on a
-Jetson, CUDA counts only unused pages. The kernel would also give up its file cache, which is full
-after a bundle was hashed.
+On a GPU that shares the host's memory CUDA counts only unused pages, but the kernel would also
+give up its file cache, which is full after a bundle was hashed.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ def available_host_bytes() -> int | None:
 
 
 def free_swap_bytes() -> int:
-    """Return the bytes of unused swap, without zram; 0 where the system does not say.
-
-    Zram, which a Jetson has by default, lies in the very memory that is short, and weights hardly
-    compress.
-    """
+    """Unused swap, without zram, which lies in the very memory that is short; 0 if unknown."""
     try:
         areas = [line.split() for line in _SWAPS.read_text().splitlines()[1:]]
     except OSError:
@@ -45,9 +40,7 @@ def free_swap_bytes() -> int:
 def free_device_bytes(runtime: CudaRuntime) -> int:
     """Return the bytes of device memory that new work may take.
 
-    Args:
-        runtime: runtime of the device. Where it shares the host's memory, the larger of CUDA's and
-            the kernel's number counts.
+    Where the host's memory is shared, the larger of CUDA's and the kernel's number counts.
 
     Raises:
         CudaError: the device does not answer.

@@ -1,9 +1,9 @@
 """Work of a network that is replayed from a CUDA graph, whatever captures it.
 
-Addresses are frozen at capture, so the work must read and write only buffers that live as long as
-the graph. Invariants:
-- with a probe, a graph is used only after a check that it follows its inputs: on two different
-  inputs its outputs differ from each other and equal those of plain runs;
+Addresses are frozen at capture, so the work reads and writes only buffers that live as long as the
+graph. Invariants:
+- with a probe, a graph is used only after a check on two different inputs: its outputs differ from
+  each other and equal those of plain runs;
 - a graph that is not kept is destroyed, however its trial ended.
 """
 
@@ -34,11 +34,7 @@ class Probe(Protocol):
 
 
 class Capturer(Protocol):
-    """Captures the work of one network; after one failure it never tries again.
-
-    Attributes:
-        name: name of the network in the log.
-    """
+    """Captures the work of one network; after one failure it never tries again."""
 
     name: str
 
@@ -48,14 +44,12 @@ class Capturer(Protocol):
 
     @property
     def active(self) -> bool:
-        """False where nothing is captured, or nothing any more."""
+        """False where nothing is captured."""
 
     def capture(self, work: Work, once: bool = False) -> Any:
         """Return a graph of the work; None where it has to run plainly.
 
-        Args:
-            work: work to capture.
-            once: capture one graph, where the fastest of several would be kept.
+        With `once` it captures one graph, where the fastest of several would be kept.
         """
 
     def launch(self, graph: Any) -> None:
@@ -69,14 +63,9 @@ class Capturer(Protocol):
 
 
 class GraphedWork:
-    """Work that is replayed from a graph where one could be captured.
+    """Work that is replayed from a graph where one could be captured; else it is run as it is.
 
-    Args:
-        work: reads and writes static buffers only; run as it is where there is no graph.
-        capturer: capturer of the network that the work belongs to.
-
-    Attributes:
-        prepared: whether a capture was tried.
+    `prepared` says whether a capture was tried.
     """
 
     def __init__(self, work: Work, capturer: Capturer) -> None:
@@ -99,8 +88,7 @@ class GraphedWork:
         """Capture a graph, unless that was tried.
 
         Args:
-            probe: writes the work's inputs and reads its outputs; overwrites the inputs. A graph
-                is then compared with plain runs on two of them.
+            probe: writes the work's inputs and reads its outputs; overwrites the inputs.
             once: capture one graph rather than the fastest of several, because somebody waits.
 
         Raises:
@@ -154,7 +142,6 @@ class GraphedWork:
         return follows
 
     def close(self) -> None:
-        """Free the graph."""
         graph, self._graph = self._graph, None
         if graph is not None:
             self._capturer.destroy(graph)

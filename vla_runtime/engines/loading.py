@@ -24,13 +24,11 @@ class EngineOptions:
     Attributes:
         device: `cpu`, `cuda` or `cuda:N`; with ONNX Runtime also `tensorrt`, `tensorrt:N`.
         max_rows: most prompt rows that will be asked for (2 for guidance).
-        threads: CPU threads of each network, as `cpu.cpu_threads` gives them; with PyTorch those of
-            the whole process.
+        threads: CPU threads of each network (`cpu.cpu_threads`); with PyTorch of the whole process.
         use_cuda_graphs: on CUDA, replay captured graphs.
         denoise_steps: number of steps whose CUDA graphs are captured at load, where a backend does
             so; None: the number that the bundle recommends.
-        triton: the head's layers in Triton kernels, one of `triton_option.WORDS`; `off` for other
-            backends.
+        triton: one of `triton_option.WORDS`; `off` for other backends.
     """
 
     device: str
@@ -44,14 +42,10 @@ class EngineOptions:
 def read_for(
     backend: str, device: str, bundle: str | Path | Bundle, *, verify: bool = True
 ) -> Bundle:
-    """Read a bundle after checking that the backend can run here.
+    """Read a bundle, or take it as read, after checking that the backend can run here.
 
-    Args:
-        backend: one of `preflight.BACKENDS`, or `auto`, with which only the
-            device's name is checked yet.
-        device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`.
-        bundle: folder of the bundle, or the bundle as read.
-        verify: compare every file with its SHA-256, last of all.
+    `verify` compares every file with its SHA-256. With `auto` only the device's name is checked
+    yet.
 
     Raises:
         BundleError: the bundle is damaged or inconsistent.
@@ -76,16 +70,7 @@ def prompt_rows(bundle: Bundle) -> range:
 
 
 def load_engine(bundle: Bundle, candidate: Candidate, options: EngineOptions) -> PolicyEngine:
-    """Load a bundle's networks on the requested backend, and on no other.
-
-    Args:
-        bundle: the checked bundle.
-        candidate: backend, accepted by `preflight.check_backend`, and precision.
-        options: options that are the same for every backend.
-
-    Raises:
-        ValueError: files that this backend cannot load.
-    """
+    """Load a bundle's networks on a checked candidate's backend (ValueError: unfit files)."""
     spec, device, precision = bundle.spec, options.device, candidate.precision
     if candidate.backend == 'torch':
         import torch

@@ -1,9 +1,7 @@
 """Checks that a backend can run here, made before anything slow is imported or read.
 
-PyTorch alone takes seconds to import, and a large bundle takes seconds to hash. These checks take
-milliseconds: they look up names, packages, providers, files and the NVIDIA driver. Passing them is
-no promise: the engine itself checks what only its runtime knows.
-Nothing here imports PyTorch, onnx or TensorRT; ONNX Runtime only where its provider is asked for.
+They take milliseconds: names, packages, providers, files and the NVIDIA driver. The engine itself
+checks what only its runtime knows. Imports ONNX Runtime only where its provider is asked for.
 """
 
 from __future__ import annotations
@@ -48,11 +46,6 @@ def check_words(backend: str, precision: str) -> None:
 
 def check_backend(backend: str, device: str) -> None:
     """Refuse a backend or device that is not available on this machine.
-
-    Args:
-        backend: backend that runs the networks, one of `BACKENDS`.
-        device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`; with ONNX Runtime also `tensorrt`,
-            `tensorrt:N`.
 
     Raises:
         ValueError: unknown backend or device, its package is not installed, ONNX Runtime has no
@@ -102,15 +95,7 @@ def check_backend(backend: str, device: str) -> None:
 
 
 def check_cuda_device(device: str, index: int = 0) -> None:
-    """Refuse a device that the NVIDIA driver does not show (on ROCm it shows none).
-
-    Args:
-        device: the requested name, for the message.
-        index: number of the device, counted from 0.
-
-    Raises:
-        ValueError: no driver, or no device of this index.
-    """
+    """Refuse a device that the NVIDIA driver does not show (ValueError; on ROCm none)."""
     count, reason = _cuda_devices()
     if count == 0:
         raise ValueError(
@@ -124,11 +109,7 @@ def check_cuda_device(device: str, index: int = 0) -> None:
 
 
 def unused_gpu(device: str) -> str:
-    """Return a warning where a GPU answers and the networks run on the CPU; else empty.
-
-    Args:
-        device: device that the networks run on.
-    """
+    """Return a warning where a GPU answers and the networks run on the CPU; else empty."""
     if device != 'cpu' or not _cuda_devices()[0]:
         return ''
     return (
@@ -138,14 +119,7 @@ def unused_gpu(device: str) -> str:
 
 
 def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
-    """Refuse a bundle that lacks ONNX files.
-
-    Args:
-        names: names of the files, see `bundle.onnx_files.graph_names` and `engine_graphs`.
-
-    Raises:
-        ValueError: a file is missing; the message has the command that makes it.
-    """
+    """Refuse a bundle that lacks one of these ONNX files (ValueError, with the remedy)."""
     for name in names:
         path = bundle / ONNX_FOLDER / name
         if not path.is_file():
@@ -169,20 +143,13 @@ def missing_package(*names: str) -> str | None:
 
 
 def missing_backend(backend: str) -> str | None:
-    """Return a backend whose package is not installed; None where it is. Import none.
-
-    TensorRT may be that for RTX.
-    """
+    """Return a backend whose package is not installed; None where it is. Import none."""
     names = ('tensorrt', *RTX_MODULES) if backend == 'tensorrt' else (backend,)
     return backend if all(missing_package(name) for name in names) else None
 
 
 def require_packages(*names: str) -> None:
-    """Raise where one of these Python packages is not installed; import none of them.
-
-    Raises:
-        ModuleNotFoundError: for the first one that is not installed, as its import would.
-    """
+    """Raise ModuleNotFoundError for the first of these packages not installed; import none."""
     if missing := missing_package(*names):
         raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
 

@@ -2,13 +2,12 @@
 
 Invariants:
 - Every buffer lives from load to `close`, those of a schedule from its first `set_schedule`.
-  Inference overwrites buffers and allocates none (a backend whose runtime cannot avoid scratch
-  memory says so in its own docstring).
+  Inference allocates none (a backend that needs scratch memory says so in its own docstring).
 - The prefix engine's output buffers are the expert's input buffers: nothing is copied between
   `encode_prefix` and `run_steps`.
-- `encode_image` writes the image tokens of one camera only. `encode_prefix` writes the keys and
-  values of one slot of one number of rows only, and does not select them for denoising
-  (`use_prefix` does). So an encoding stays until it is overwritten; the prefix cache relies on it.
+- `encode_image` writes the image tokens of one camera only, `encode_prefix` one slot of one number
+  of rows only, without selecting it (`use_prefix` does). So an encoding stays until it is
+  overwritten; the prefix cache relies on it.
 - One engine belongs to one thread at a time; with the feature `overlap` one thread may encode into
   one slot while another denoises over the other.
 """
@@ -28,12 +27,11 @@ SLOTS = 2
 # Most noises that PyTorch's engines denoise in one call (`StepInputs.x` of three dimensions).
 MAX_SAMPLES = 16
 
-# Features that only some backends have. The policy refuses a setting that needs a feature which its
-# engine lacks.
-#   jacobian     the tie to the plan goes through the network's Jacobian (StepInputs.jacobian)
-#   action_time  every action has its own flow time (StepInputs.clean_actions)
-#   overlap      one slot is encoded while the other is denoised over
-#   packed       one pass reads a prompt and tokens of older requests (PackedEngine)
+# Features that only some backends have. A setting that needs another one is refused.
+# jacobian: the tie to the plan goes through the network's Jacobian (StepInputs.jacobian)
+# action_time: every action has its own flow time (StepInputs.clean_actions)
+# overlap: one slot is encoded while the other is denoised over
+# packed: one pass reads a prompt and tokens of older requests (PackedEngine)
 Feature = Literal['jacobian', 'action_time', 'overlap', 'packed']
 # What each backend declares; here, so that a refusal can name the others without importing them.
 FEATURES: Mapping[str, frozenset[Feature]] = {
@@ -76,10 +74,8 @@ class DenoiseLoop(NamedTuple):
     """Settings and buffers that the CUDA graphs of an inference depend on.
 
     Attributes:
-        steps: number of denoise steps.
         rows, slot: prefix that is denoised over.
         samples: number of noises.
-        jacobian, action_time: the features of these names are used.
         alone: steps run one by one, as under serial guidance, not as one graph.
     """
 
@@ -98,11 +94,7 @@ def count_rows(rows: Mapping[str, np.ndarray]) -> int:
 
 
 def input_named(name: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return an input that a network needs.
-
-    Raises:
-        ValueError: it was not given.
-    """
+    """Return an input that a network needs; ValueError where it was not given."""
     if name not in given:
         raise ValueError(f"this policy's network needs the input '{name}', which was not given")
     return given[name]
@@ -124,8 +116,7 @@ class PrefixEngine(Protocol):
     def captures(self, loop: DenoiseLoop) -> bool:
         """Return whether an inference with this denoise loop would capture a CUDA graph first.
 
-        A graph of its prefix counts, too; that of a camera, which its first image captures, does
-        not. A network whose capture has failed captures nothing.
+        A graph of its prefix counts, too; that of a camera does not.
         """
 
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
@@ -146,7 +137,7 @@ class PrefixEngine(Protocol):
     def use_prefix(self, rows: int, slot: int = 0) -> None:
         """Select the slot and number of rows that later steps denoise over (first: 1, 0).
 
-        Between two `step` calls of one chunk the slot may change and the number of rows may not.
+        Between two `step` calls of one chunk the number of rows must stay.
         """
 
     def synchronize(self) -> None:
@@ -166,11 +157,9 @@ class TokenEngine(PrefixEngine, Protocol):
         """Take the prefix's logits for those of the first token."""
 
     def read_token(self, token: np.ndarray, place: int) -> None:
-        """Read a token of the answer back, which leads to the next one: one graph launch.
+        """Read a token (R,) int64 of the answer back, which leads to the next: one graph launch.
 
-        Args:
-            token: (R,) int64.
-            place: its place in the answer, from 0; all places before it have been read.
+        `place` is its place in the answer, from 0; all places before it have been read.
         """
 
     def next_token(self) -> np.ndarray:
@@ -181,10 +170,7 @@ class TokenEngine(PrefixEngine, Protocol):
 
 
 class PackedEngine(TokenEngine, Protocol):
-    """Engine of a `tokens` head that runs K requests in one pass (feature `packed`).
-
-    The ring of their keys and values is allocated at the first tick.
-    """
+    """Engine of a `tokens` head that runs K requests in one pass (feature `packed`)."""
 
     @property
     def captures_tick(self) -> bool:

@@ -1,9 +1,8 @@
 """Cases that engines are compared on: inputs, and what PyTorch's networks gave for them in float32.
 
 The export records a few in the bundle (`onnx/cases.npz`), so that a robot compares its engines with
-numpy alone. Whole keys and values would be megabytes a case. So of image tokens, of what the prefix
-hands over and of the logits of a token `SAMPLE` numbers each are recorded, evenly spread; chunks, x
-after every step, velocities and tokens are recorded whole.
+numpy alone. Of image tokens, of the past and of a token's logits `SAMPLE` evenly spread numbers are
+recorded; chunks, x after every step, velocities and tokens are recorded whole.
 """
 
 from __future__ import annotations
@@ -89,7 +88,6 @@ class Case:
 
     @property
     def step_inputs(self) -> StepInputs:
-        """Denoise inputs of this case."""
         return StepInputs(
             x=self.x[0],
             row_weight=self.row_weight,
@@ -110,10 +108,7 @@ class Case:
         ]
 
     def visible(self, past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Drop the positions of a prefix that are hidden from the head.
-
-        Tensors (…, P, D) have such positions; values there may differ from backend to backend.
-        """
+        """Drop the positions of a prefix that are hidden from the head, in tensors (…, P, D)."""
         found = {}
         for name, array in past.items():
             mask = self._mask_of(name, array)
@@ -123,11 +118,7 @@ class Case:
         return found
 
     def _mask_of(self, name: str, array: np.ndarray) -> np.ndarray | None:
-        """Return the mask of positions that the head sees, (R, P); None for a tensor without one.
-
-        Masks go with tensors by the beginning of their names, as `family.declaration` says. A
-        position that one of several masks shows is seen.
-        """
+        """Return the mask of positions that the head sees, (R, P); None for tensors without one."""
         if array.ndim < 3:
             return None
         masks = {key: mask for key, mask in self._masks.items() if mask.shape[1] == array.shape[-2]}
@@ -157,12 +148,9 @@ def sample(array: np.ndarray) -> np.ndarray:
 
 
 def write_cases(bundle: Path, cases: Iterable[Case], facts: Mapping[str, Any]) -> None:
-    """Record cases in a bundle that is not sealed yet.
+    """Record cases with PyTorch's outputs in a bundle that is not sealed yet.
 
-    Args:
-        bundle: folder of the bundle, with `onnx/`.
-        cases: cases with PyTorch's outputs.
-        facts: versions and settings of the recording, for receipts.
+    `facts` are versions and settings of the recording, for receipts.
     """
     arrays: dict[str, np.ndarray] = {}
     words = []
@@ -183,7 +171,6 @@ def write_cases(bundle: Path, cases: Iterable[Case], facts: Mapping[str, Any]) -
 
 
 def check_cases(bundle: Path) -> None:
-    """Refuse a bundle without recorded cases (ValueError)."""
     path = bundle / ONNX_FOLDER / CASES_FILE
     if not path.is_file():
         raise ValueError(
@@ -193,11 +180,7 @@ def check_cases(bundle: Path) -> None:
 
 
 def read_cases(bundle: Path) -> tuple[list[Case], dict[str, Any]]:
-    """Read the recorded cases of a bundle, and what they were recorded with.
-
-    Raises:
-        ValueError: there are none, or they are damaged.
-    """
+    """Read a bundle's recorded cases, and how they were made (ValueError: none, or damaged)."""
     check_cases(bundle)
     path = bundle / ONNX_FOLDER / CASES_FILE
     try:

@@ -43,11 +43,7 @@ class Schedules(Generic[Schedule]):
         return tuple(self._kept.values())
 
     def require(self) -> Schedule:
-        """Return the schedule in use.
-
-        Raises:
-            RuntimeError: none was set.
-        """
+        """Return the schedule in use; RuntimeError where none was set."""
         if self.current is None:
             raise RuntimeError('set_schedule must be called before denoising')
         return self.current
@@ -64,7 +60,6 @@ class Schedules(Generic[Schedule]):
         return schedule
 
     def clear(self) -> None:
-        """Drop them all."""
         # Forgotten first: one that cannot be freed is not freed again.
         kept, self._kept, self.current = self._kept, {}, None
         close_all(partial(self._drop, schedule) for schedule in kept.values())

@@ -1,9 +1,7 @@
 """Text tokens looked up on the host, in the bundle's weights.
 
-A text table of 257152 rows of 2048 numbers is a gigabyte in bfloat16, and a prompt reads a few
-hundred of the rows. So the prefix graphs take the rows (`TEXT_INPUT`) and not the tokens, and the
-table needs no memory of the device.
-The file is mapped: on the host only pages in use take memory, which the kernel may take back.
+A text table may be a gigabyte, and a prompt reads a few hundred of its rows. So the prefix graphs
+take the rows (`TEXT_INPUT`) and not the tokens. The file is mapped: only pages in use take memory.
 """
 
 from __future__ import annotations
@@ -23,16 +21,7 @@ from vla_runtime.files.safetensors_reader import (
 
 
 class TokenEmbedding:
-    """Rows of a text table, in the precision of the files that read them.
-
-    Args:
-        weights: a bundle's weights.safetensors.
-        tensor: name of the table in it.
-        precision: precision of the ONNX files.
-
-    Raises:
-        ValueError: no such tensor.
-    """
+    """Rows of a text table, the tensor of this name (ValueError: none), in the files' precision."""
 
     def __init__(self, weights: Path, tensor: str, precision: str) -> None:
         self._table, self._is_bfloat16 = SafetensorsReader(weights).mapped(tensor)
@@ -57,10 +46,6 @@ class TokenEmbedding:
         return wide.astype(np.float16).astype(np.float32) if self._precision == 'float16' else wide
 
     def replace_tokens(self, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return a family's prefix inputs with the table's rows in place of the tokens.
-
-        Raises:
-            ValueError: there are no tokens.
-        """
+        """Return a family's prefix inputs with rows in place of the tokens (ValueError: none)."""
         others = {name: array for name, array in rows.items() if name != TOKENS}
         return {**others, TEXT_INPUT: self(input_named(TOKENS, rows))}

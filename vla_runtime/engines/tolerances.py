@@ -2,9 +2,8 @@
 
 Errors are absolute, in units of the reference's largest number where that is above one. A chunk's
 bound is that of the precision times the gain of its case where that is above one: how many times
-PyTorch itself makes a small change of the noise larger. Trained policies pull noise together; one
-that does not makes any rounding larger, whatever runs it. But a bound that follows any gain would
-pass any chunk, so it ends at a ceiling: a policy beyond that is refused, and the message says why.
+PyTorch itself makes a small change of the noise larger. It ends at a ceiling, since a bound that
+follows any gain would pass any chunk.
 """
 
 from __future__ import annotations
@@ -35,39 +34,30 @@ class Bounds:
     ceiling: float
 
 
-# Ceilings are ten times the chunk's own bound, and never above 0.1: a twentieth of the range from
-# -1 to 1 that normalised actions fill. A chunk that is off by more is another motion.
+# Ceilings are ten times the chunk's own bound, and never above 0.1, a twentieth of the range of
+# normalised actions: a chunk that is off by more is another motion.
 BOUNDS: dict[str, Bounds] = {
     'float32': Bounds(tensor=5e-5, chunk=5e-5, ceiling=5e-4),
     'float16': Bounds(tensor=1e-2, chunk=1e-2, ceiling=1e-1),
     'bfloat16': Bounds(tensor=8e-2, chunk=8e-2, ceiling=1e-1),
     'int8': Bounds(tensor=1e-1, chunk=1e-1, ceiling=1e-1),
-    # Four significant bits and two: a number is off by up to 6 and 25% of itself, in int8 by 0.4%
-    # of the largest. So single numbers of single steps are off by more (the demo policy's
-    # velocities by 0.14 in fp8, its image tokens by 0.11 in NVFP4), which the steps of a chunk even
-    # out. Wrong scales and matrices are found in the files themselves, exactly, and not here. The
-    # chunk is what moves the robot, and has the same bound.
+    # Four significant bits and two: a number is off by up to 6 and 25% of itself, so single numbers
+    # are off by more (0.14 of the demo policy's velocities in fp8), which the steps of a chunk even
+    # out. Wrong scales and matrices are found in the files themselves.
     'fp8': Bounds(tensor=2e-1, chunk=1e-1, ceiling=1e-1),
     'nvfp4': Bounds(tensor=3e-1, chunk=1e-1, ceiling=1e-1),
 }
 
 
 def judged_as(precision: str, rounds_activations: bool) -> str:
-    """The precision by whose bounds chunks are judged: int8's where that is what limits them.
-
-    Args:
-        precision: precision of the matrix products.
-        rounds_activations: as the family declares.
-    """
+    """The precision by whose bounds chunks are judged: int8's where that is what limits them."""
     return 'int8' if rounds_activations and precision in _FINER else precision
 
 
 def chunk_bound(precision: str, gain: float) -> tuple[float, BoundBy]:
     """The bound of a chunk, and what decided it.
 
-    Args:
-        precision: precision of the matrix products.
-        gain: factor by which PyTorch enlarges a small change of the noise.
+    `gain` is the factor by which PyTorch enlarges a small change of the noise.
     """
     bounds = BOUNDS[precision]
     # A NaN gain does not raise the bound.

@@ -1,7 +1,4 @@
-"""Option `triton`: the layers of the head in this package's own Triton kernels.
-
-Nothing here imports PyTorch: nodes and tools check the word before they load anything.
-"""
+"""Option `triton`: the head's layers in this package's Triton kernels. Imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -12,15 +9,7 @@ WORDS = (ON, OFF)
 
 
 def check_triton(word: str, backend: str) -> None:
-    """Refuse an unknown word, and any but `off` for a backend that PyTorch does not run.
-
-    Args:
-        word: value of the option.
-        backend: one of `preflight.BACKENDS`, or `auto`, which may come to PyTorch.
-
-    Raises:
-        ValueError: says what is allowed.
-    """
+    """Refuse an unknown word, and any but `off` where PyTorch does not run (ValueError)."""
     if word not in WORDS:
         raise ValueError(f"triton '{word}' is unknown; known are: {', '.join(WORDS)}")
     if word != OFF and backend not in (AUTO, 'torch'):

@@ -1,9 +1,7 @@
 """Chunks that begin where the robot was some time before their stamp.
 
-A chunk's stamp is the time of its observation, and the executor joins it at the row of now. A
-policy that stamps its chunks when it sends them, or that is given an old state, sends rows that
-begin at a place of the past: at every seam the robot goes back by the way between. A time alone
-does not show that, for an answer may be quick; the place of the first row does.
+A policy that stamps its chunks when it sends them, or is given an old state, sends rows that begin
+in the past: at every hand-over the robot goes back. Only the position of the first row shows it.
 """
 
 from __future__ import annotations
@@ -14,25 +12,18 @@ import numpy as np
 
 from vla_runtime.execution.column_model import ColumnModel
 
-# Places of the last 2.5 s are kept, so far apart.
+# Positions of the last 2.5 s are kept, so far apart.
 _KEPT, _APART_NS = 128, 20_000_000
-# A first row contradicts its stamp that lies behind the robot, further from its place at the stamp
-# than this many times `hold_follows`, and nearer by this share to where it was so long before.
+# A first row contradicts its stamp where it is further from the robot's position at the stamp than
+# this many times `hold_follows`, and nearer by this share to the one so long before.
 _AWAY, _SHARE, _BEFORE_NS = 1.2, 0.33, 200_000_000
-# Stamps this far apart are judged. So many of the last that contradict are no turning round.
+# Stamps this far apart are judged; of the last ones, so many that contradict are no turn round.
 _JUDGED_NS = 100_000_000
 _OF_LAST, _CONTRADICT = 8, 6
 
 
 class AnchorCheck:
-    """Compares the first row of each chunk with where the robot was.
-
-    Args:
-        model: the executor's columns.
-
-    Attributes:
-        warning: what is wrong with the stamps, in words; empty while nothing is.
-    """
+    """Compares chunks' first rows with where the robot was; `warning` says what is wrong."""
 
     def __init__(self, model: ColumnModel) -> None:
         columns = model.columns
@@ -46,13 +37,13 @@ class AnchorCheck:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all places: after a clock jump their times mean nothing."""
+        """Forget all positions, after a clock jump."""
         self._count = self._judged_ns = 0
         self._verdicts.clear()
         self.warning = ''
 
     def note(self, now_ros_ns: int, positions: np.ndarray) -> None:
-        """Take the measured positions of a tick, (columns,)."""
+        """Add the measured positions of a tick, (columns,)."""
         if self._count and now_ros_ns - self._stamps[(self._count - 1) % _KEPT] < _APART_NS:
             return
         slot = self._count % _KEPT
@@ -61,11 +52,7 @@ class AnchorCheck:
         self._count += 1
 
     def judge(self, stamp_ns: int, row: np.ndarray) -> str:
-        """Take the first row of a chunk, (columns,), and its stamp.
-
-        Returns:
-            What this chunk shows to be wrong with the stamps, in words; empty where nothing is.
-        """
+        """Judge the first row of a chunk, (columns,), by its stamp; return what is wrong, or ''."""
         known = min(self._count, _KEPT)
         stamps = self._stamps[:known]
         early = not known or stamp_ns - _JUDGED_NS < max(self._judged_ns, stamps.min())

@@ -21,11 +21,8 @@ NEGLIGIBLE = 0.01
 class Approach:
     """A straight line in joint space at a set speed; all columns arrive together.
 
-    A rotation goes the short way, about one axis.
-
-    Args:
-        model: the executor's columns.
-        timeout_s: time after which an approach that should have arrived is overdue.
+    A rotation goes the short way, about one axis. After `timeout_s` beyond its due arrival an
+    approach is overdue.
     """
 
     def __init__(self, model: ColumnModel, timeout_s: float) -> None:
@@ -57,7 +54,6 @@ class Approach:
         self.active = True
 
     def _begin_turns(self) -> None:
-        """Find the turn of every rotation, and write its goal as the nearer of q and -q."""
         self._turns.clear()
         for group in self._columns.quaternions:
             start, goal = unit(self._start[group].tolist()), unit(self._goal[group].tolist())
@@ -67,7 +63,6 @@ class Approach:
                 self._turns.append((group, start, turn))
 
     def stop(self) -> None:
-        """Drop the approach."""
         self.active = False
 
     def advance(self, dt_s: float, velocity: np.ndarray) -> np.ndarray:
@@ -97,7 +92,6 @@ class Approach:
 
     @property
     def overdue(self) -> bool:
-        """Return whether the approach has exceeded its timeout."""
         return self.elapsed_s > self._duration_s + self._timeout_s
 
     def progress(self, commanded: np.ndarray) -> str:
@@ -116,7 +110,6 @@ class Approach:
         )
 
     def describe(self, commanded: np.ndarray) -> str:
-        """Describe how far the approach came."""
         distance = self._columns.distance(self.target, commanded)
         worst = int(np.argmax(distance / self._negligible))
         where = f'has come to {commanded[worst]:.4g} and should have been at '

@@ -12,8 +12,8 @@ import numpy as np
 from vla_runtime.execution.column_model import ColumnModel
 
 # Shares of max_step. A joint is pressed while its command leads it by the first. The time adds up
-# until the joint has moved by the second, or the command has come back as near as that: a chunk
-# that is planned from the present position takes the command back a little at every replanning.
+# until it has moved by the second or the command is back as near as that (each replanning takes the
+# command back a little).
 _FULL_LEAD = 0.9
 _SMALL = 0.1
 
@@ -21,16 +21,14 @@ _SMALL = 0.1
 class BlockedJoints:
     """Measures for how long each joint has been pressed without moving.
 
-    Guarded position columns with a `max_step` are watched. Grippers are not: an object keeps them
+    Guarded position columns with a `max_step` are watched, but no grippers: an object keeps them
     from their command.
 
     Args:
-        model: the executor's columns.
         after_s: time for which a joint is pressed until it counts as blocked.
 
     Attributes:
-        blocked: (columns,) bool, columns that are blocked: a view of the present for others to
-            read, which only `advance` and `restart` change.
+        blocked: (columns,) bool; only `advance` and `restart` change it.
     """
 
     def __init__(self, model: ColumnModel, after_s: float) -> None:
@@ -63,11 +61,11 @@ class BlockedJoints:
         self._blocked[:] = False
 
     def advance(self, commanded: np.ndarray, measured: np.ndarray, dt_s: float) -> bool:
-        """Take the positions of a tick; return whether any joint is blocked.
+        """Count a tick; return whether any joint is blocked.
 
         Args:
             commanded: (columns,) last command.
-            measured: (columns,) measured positions, finite.
+            measured: (columns,) finite.
             dt_s: seconds since the last tick; 0.0 where time stood still or is unknown.
         """
         lead, presses = self._lead, self._presses
@@ -87,7 +85,7 @@ class BlockedJoints:
         return bool(np.count_nonzero(self._blocked))
 
     def _forget(self, measured: np.ndarray) -> None:
-        """Drop the time of joints that moved, and of those whose command came back."""
+        """Drop the time of joints that moved or whose command came back."""
         np.subtract(measured, self._place, out=self._scratch)
         np.abs(self._scratch, out=self._scratch)
         np.less_equal(self._scratch, self._small, out=self._stays)

@@ -1,7 +1,6 @@
-"""Checks of a chunk that do not depend on the robot's position: shape, joints, values, limits.
+"""Checks of a chunk apart from the robot's motion: shape, joints, values, limits.
 
-Nothing here depends on what the robot is doing, so that a chunk is read and checked by whichever
-thread received it, while another one ticks.
+Any thread may make them while another one ticks.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ class CheckedChunk:
         rows: (horizon, columns) float64, finite, within the position limits; angles without end
             and quaternions are written alike from row to row.
         written: (horizon, chunk names) the same rows as the chunk writes them.
-        step_time_s: seconds from row to row.
         clamped: values outside the limits, in words; empty when there were none.
-        refusal: reason why it cannot be used; None when it can. The rows are empty then.
+        refusal: reason why it cannot be used, with empty rows; None when it can.
         text: the same reason in words for the person at the robot.
     """
 
@@ -56,12 +54,7 @@ def check_chunk(
 ) -> CheckedChunk:
     """Read and check a chunk; never raises, whatever it is.
 
-    Args:
-        chunk: the actions.
-        columns: columns of a command.
-        limits: their limits.
-        near: (columns,) where the robot is; see `ChunkForm.to_columns`.
-        step_time_s: see `ExecutorConfig`.
+    `near` (columns,) is where the robot is; see `ChunkForm.to_columns`.
     """
     try:
         return _check(chunk, columns, limits, near, step_time_s)
@@ -120,8 +113,7 @@ def _as_commanded(written: np.ndarray, columns: CommandColumns, near: np.ndarray
 def ordered_rows(chunk: ActionChunk, columns: CommandColumns) -> np.ndarray:
     """The chunk's actions in the executor's order, as the chunk writes them.
 
-    Returns:
-        (horizon, chunk names) float64, finite, a copy.
+    Returns (horizon, chunk names) float64, finite, a copy.
 
     Raises:
         Refused: wrong shape, wrong joints, wrong kinds, or a value that is not a number.

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 
 class ClampLatch:
-    """Counts clamped chunks in a row.
-
-    It may outlive the executor that counts with it: the next one, of a node that was deactivated
-    and activated again, finds it as the last one left it.
+    """Counts clamped chunks in a row; it may outlive the executor that counts with it.
 
     Args:
         allowed: number of clamped chunks in a row that closes it; 0 never does.
@@ -15,8 +12,7 @@ class ClampLatch:
         reset_call: what a person types to open it.
 
     Attributes:
-        cause: what was clamped in the chunk that closed it: joint, value and limit; empty while it
-            is open.
+        cause: joint, value and limit that closed it; empty while it is open.
     """
 
     def __init__(self, allowed: int, *, cause: str = '', reset_call: str = '~/reset') -> None:
@@ -29,15 +25,10 @@ class ClampLatch:
 
     @property
     def closed(self) -> bool:
-        """True until the operator's reset."""
         return bool(self.cause)
 
     def count(self, clamped: str) -> None:
-        """Count a usable chunk; close the latch after too many clamped ones in a row.
-
-        Args:
-            clamped: what was clamped, in words; empty when nothing was.
-        """
+        """Count a usable chunk, and what was clamped of it in words; '' restarts the count."""
         self._in_row = self._in_row + 1 if clamped else 0
         if 0 < self._allowed <= self._in_row and not self.closed:
             self.cause = clamped

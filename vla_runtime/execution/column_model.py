@@ -1,8 +1,4 @@
-"""What is known of an executor's columns before it runs: limits, distances, which are measured.
-
-One object that is made once from the configuration and never changes. Whoever judges or moves a
-column reads it here, so that a distance means the same to all of them.
-"""
+"""What is known of an executor's columns before it runs: limits, distances, which are measured."""
 
 from __future__ import annotations
 
@@ -35,16 +31,13 @@ class StartParameters:
     """Settings of a start from rest.
 
     Attributes:
-        tolerance: largest distance from the commanded (at the first start: measured) position to
-            the first row of a chunk, rad or m; see `ColumnModel`.
-        on_too_far: `refuse` the chunk, or `approach` its first row at a set speed and ask again
-            from there.
-        approach_speed: largest speed of a column while approaching, rad/s or m/s; see
-            `ColumnModel`.
-        approach_timeout_s: an approach that has not arrived so many seconds after it should have
-            ends in a hold, until `start`: something is in the way.
-        cold_after_s: a hold of this length makes the next chunk a new start, seconds on the steady
-            clock. After a fault, a stop or a reset it always is.
+        tolerance: largest distance to the first row of a chunk, rad or m, from the command (at the
+            first start from the measured position); see `ColumnModel`.
+        on_too_far: `refuse` the chunk, or `approach` its first row and ask again from there.
+        approach_speed: largest speed of a column, rad/s or m/s; see `ColumnModel`.
+        approach_timeout_s: an approach that is this late, seconds, ends in a hold until `start`.
+        cold_after_s: a hold of this length, seconds on the steady clock, makes the next chunk a new
+            start. After a fault, a stop or a reset it always is.
     """
 
     tolerance: float = 0.2
@@ -74,11 +67,10 @@ class ColumnModel:
     share of the column's range. No approach is faster than the limit of the velocity.
 
     Args:
-        columns: columns of a command.
-        limits: limits of these columns; None: there are none.
+        limits: None: there are none.
         start: tolerance and speed of columns without numbers of their own.
         max_tracking_error: distance for columns without one of their own, rad or m; at most three
-            quarters of their range: a distance larger than the range stops nothing.
+            quarters of their range.
 
     Attributes:
         guarded: (columns,) bool, positions that are measured.
@@ -86,13 +78,13 @@ class ColumnModel:
         tracking_error: (columns,) distance between commanded and measured position that stops the
             robot, rad or m; infinite for a gripper, and where no position is measured or commanded.
         grips: (columns,) bool, grippers: an object may keep them from their command.
-        movable: (columns,) bool, positions whose command may be set to where the robot is. A
-            gripper keeps its grip.
+        movable: (columns,) bool, positions whose command may be set to the measured one; no
+            grippers.
         follows: (columns,) distance that a hold gives way in all (`hold_follows`), rad or m.
         noise: (columns,) distance below which a joint or a command counts as still.
         tolerance: (columns,) distance that a start may jump over, rad or m; of a rotation rad.
-        approach_speed: (columns,) speed of an approach, rad/s or m/s; of a rotation rad/s.
-        lowest, highest: (columns,) the limits of positions and the workspace in one.
+        approach_speed: (columns,) rad/s or m/s; of a rotation rad/s.
+        lowest, highest: (columns,) position limits and workspace in one.
     """
 
     columns: CommandColumns
@@ -121,7 +113,6 @@ class ColumnModel:
         span, scale = limits.upper - limits.lower, columns.scale
 
         def own_or(own: np.ndarray, common: float, share: float) -> np.ndarray:
-            """Return the columns' own numbers, and the common one within the share elsewhere."""
             return np.where(np.isnan(own), np.minimum(common * scale, share * span), own)
 
         guarded = columns.has_feedback & columns.is_position

@@ -1,7 +1,4 @@
-"""The columns of a command, in the robot's order, and the mapping of other orders onto it by name.
-
-A column is one number that the robot is commanded: a joint, a gripper, a Cartesian coordinate.
-"""
+"""The columns of a command, one number each, in the robot's order, and mapping others onto it."""
 
 from __future__ import annotations
 
@@ -24,16 +21,14 @@ class Column:
     """One commanded number.
 
     Attributes:
-        name: joint name, or a Cartesian coordinate's.
         kind: `position` holds at its last value, `velocity` holds at zero.
         feedback: a measured position arrives under this name. Without it nothing guards the
-            distance between command and robot: only for coordinates without a measurement.
+            distance between command and robot.
         continuous: an angle without end stops: values that differ by whole turns are the same.
-        scale: tolerances and the approach speed are given in radians; in this column they are
-            multiplied by this (a gripper that goes from 0 to 100: 30 or so).
-        quaternion: a label that the four columns of one rotation share; they are its quaternion's
-            w, x, y, z, in this order. q and -q are the same rotation, and chunks may write either.
-            Limits and tolerances of these columns are those of the rotation, in radians.
+        scale: factor on tolerances and approach speed, which are given in radians (a gripper that
+            goes from 0 to 100: 30 or so).
+        quaternion: a label that the four columns w, x, y, z of one rotation share, in this order.
+            Chunks may write q or -q. Limits and tolerances are those of the rotation, in radians.
         measured_as: joint or topic that the position is measured by, where it is not the name.
     """
 
@@ -53,12 +48,8 @@ class OutOfReach(ValueError):  # noqa: N818 - it is about a pose
 class ChunkForm(Protocol):
     """Form of the columns in chunks and plans, where it is not that of the commands.
 
-    A policy writes a rotation in one of several forms; commands have quaternions, because no other
-    form can be interpolated without a jump somewhere.
-
-    Attributes:
-        names: names of the numbers in a row of a chunk.
-        kinds: their kinds.
+    Commands have quaternions: no other form of a rotation can be interpolated without a jump.
+    `names` and `kinds` are those of the numbers in a row of a chunk.
     """
 
     names: tuple[str, ...]
@@ -67,9 +58,7 @@ class ChunkForm(Protocol):
     def to_columns(self, rows: np.ndarray, near: np.ndarray) -> np.ndarray:
         """Convert rows of a chunk, (steps, names), to (steps, columns).
 
-        Args:
-            rows: (steps, names).
-            near: (columns,) where the robot is, of several columns that are the same.
+        `near` (columns,) is where the robot is, for rows that several columns stand for.
 
         Raises:
             OutOfReach: rows that no columns stand for; names the row.
@@ -79,10 +68,7 @@ class ChunkForm(Protocol):
     def to_chunk(self, rows: np.ndarray, like: np.ndarray | None) -> np.ndarray:
         """Convert (steps, columns) to rows of a chunk, (steps, names).
 
-        Args:
-            rows: (steps, columns).
-            like: (steps, names) rows whose writing to follow where one rotation has several; None:
-                the canonical one.
+        Rotations are written as in the rows `like` (steps, names); None: the canonical form.
         """
 
 
@@ -90,14 +76,13 @@ class CommandColumns:
     """All columns of one executor, as read-only arrays of flags beside their names.
 
     Args:
-        columns: columns of a command.
         form: how chunks and plans write them; None: as they are.
 
     Attributes:
         measured_as: names for messages of what measures each column.
         labels: names for messages; the columns of a rotation share one.
         quaternions: columns of each rotation, each (4,) int.
-        in_rotation: (columns,) bool, columns that belong to a rotation.
+        in_rotation: (columns,) bool.
     """
 
     def __init__(self, columns: Sequence[Column], form: ChunkForm | None = None) -> None:
@@ -141,18 +126,10 @@ class CommandColumns:
                 value.flags.writeable = False
 
     def measured_by(self, columns: Iterable[int]) -> list[str]:
-        """Name what measures these columns, each once."""
         return list(dict.fromkeys(self.measured_as[column] for column in columns))
 
     def order_of(self, names: Sequence[str]) -> np.ndarray:
-        """Return the place of each number of a chunk in `names`.
-
-        Returns:
-            (chunk names,) int: `values[:, order]` is in the executor's order.
-
-        Raises:
-            ValueError: the two do not name the same columns, each once.
-        """
+        """Return each chunk number's place in `names`, (chunk names,) int (ValueError: others)."""
         expected = self.chunk_names
         if tuple(names) == expected:
             return np.arange(len(expected))
@@ -173,14 +150,7 @@ class CommandColumns:
         return np.array([list(names).index(name) for name in expected])
 
     def distance(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Return the distance between two commands, per column; of a rotation its angle, rad.
-
-        Args:
-            start, end: (..., columns).
-
-        Returns:
-            (..., columns) float64; the columns of a rotation have the same number.
-        """
+        """Return the distance between two commands, (..., columns); of a rotation its angle."""
         result = np.abs(end - start)
         for group in self.quaternions:
             result[..., group] = angles_between(start[..., group], end[..., group])[..., None]
@@ -201,12 +171,7 @@ def _quaternions(columns: Sequence[Column]) -> tuple[np.ndarray, ...]:
 
 
 def describe_no_rotation(rows: np.ndarray, columns: CommandColumns) -> str:
-    """Name a quaternion without a direction; empty without one.
-
-    Args:
-        rows: (steps, columns) finite.
-        columns: columns of the executor, which tell the groups that belong together.
-    """
+    """Name a quaternion without a direction in rows (steps, columns); empty without one."""
     for group in columns.quaternions:
         lengths = np.linalg.norm(rows[:, group], axis=1)
         row = int(np.argmin(lengths))
@@ -221,20 +186,14 @@ def describe_no_rotation(rows: np.ndarray, columns: CommandColumns) -> str:
 def write_alike(
     rows: np.ndarray, columns: CommandColumns, reference: np.ndarray, at_row: int
 ) -> np.ndarray:
-    """Return the rows unwrapped: continuous from row to row, and nearest to a reference.
+    """Return a copy of the rows unwrapped: continuous from row to row, and nearest to a reference.
 
-    Angles that differ by whole turns are one angle, and a quaternion and its negative are one
-    rotation. Interpolation between two rows, or between an old plan and a new chunk, needs the
-    nearest of them.
+    Angles that differ by whole turns are one angle, and q and -q are one rotation; interpolation
+    needs the nearest.
 
     Args:
         rows: (steps, columns).
-        columns: columns of the executor, which tell continuous angles and quaternions.
-        reference: (columns,) values that row `at_row` is to be near to.
-        at_row: index of the row that is executed first.
-
-    Returns:
-        (steps, columns), a copy.
+        reference: (columns,) values that row `at_row`, which is executed first, is to be near to.
     """
     result = rows.copy()
     if columns.any_continuous:

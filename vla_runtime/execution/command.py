@@ -10,11 +10,7 @@ import numpy as np
 
 
 class CommandKind(str, Enum):
-    """Kind of a command.
-
-    `IDLE` is the one kind that must not be published: nothing was ever commanded, so there is
-    nothing to hold.
-    """
+    """Kind of a command; `IDLE` must not be published, since nothing was ever commanded."""
 
     IDLE = 'idle'
     HOLD = 'hold'
@@ -100,23 +96,20 @@ class Command:
     """One tick's command. The executor owns it and overwrites it at the next tick.
 
     Attributes:
-        kind: kind of the command; publish everything but `IDLE`, and nothing while `dry_run`.
-        reason: reason of the command.
-        setpoints: (columns,) float64, the value to command in each column's own kind: position
-            columns a position (rad or m), velocity columns a velocity (rad/s or m/s), the columns
-            of a rotation a quaternion of length 1.
+        kind: publish everything but `IDLE`, and nothing while `dry_run`.
+        setpoints: (columns,) float64, the value to command in each column's own kind: rad or m,
+            rad/s or m/s, and a quaternion of length 1 in the columns of a rotation.
         velocities: (columns,) float64, feed-forward velocity of position columns, within the
-            velocity limit; equal to `setpoints` in velocity columns; all zero
-            in a hold that does not move.
+            velocity limit; equal to `setpoints` in velocity columns; zero in a hold that rests.
         step: step of the plan that is being executed, -1 while none is.
         chunk: inference number of the chunk that the step comes from, -1 while none is.
         row: row of that chunk, -1 while none is.
         limited: the motion limiter changed this command by what a person would care about.
         dry_run: computed and reported only; must not be published.
-        seats: the setpoints were set to where the robot is: they do not go on from the last
-            command, and no motion leads from there to here.
-        settled: the robot is stopped and at rest, and this hold has been given for a while: an
-            output whose controller keeps its last command needs no more of it.
+        seats: the setpoints were set to where the robot is: no motion leads there from the last
+            command.
+        settled: the robot is at rest, and this hold has been given for a while: a controller that
+            keeps its last command needs no more of it.
     """
 
     kind: CommandKind
@@ -137,11 +130,11 @@ class SubmitResult:
     """Answer to a chunk.
 
     Attributes:
-        refusal: reason of the refusal; None when it was accepted.
+        refusal: None when it was accepted.
         text: reason of the refusal, or a note on the chunk, for the person at the robot.
         join_step: plan step at which it takes over, -1 when refused.
-        join_index: row of the chunk that is executed first: steps consumed since its observation.
-        delay_steps: steps that went by between its observation and its arrival.
+        join_index: row that is executed first: steps consumed since its observation.
+        delay_steps: steps between its observation and its arrival.
         clamped: some of it was outside the limits and clamped.
     """
 
@@ -161,10 +154,8 @@ class SubmitResult:
 class StartResult:
     """Answer to a start.
 
-    Attributes:
-        started: it was.
-        text: why it was not, or what the robot does first.
-        reason: fault of the measured state that kept it from starting, in a word; None otherwise.
+    `text` says why the executor was not started, or what the robot does first; `reason` is the
+    fault of the measured state that kept it from starting, or None.
     """
 
     started: bool
@@ -178,11 +169,8 @@ class Counters:
 
     `received == accepted + sum(refused)`, and
     `accepted == taken_over + superseded + dropped + (1 if a chunk is pending)`.
-
-    `observation_age_ns` adds up the ages of the observations behind the `tracked_ticks`, in which a
-    plan was followed.
-
-    `limited` counts the ticks in which a limit changed the command of a column or of a rotation.
+    `observation_age_ns` adds up the ages of the observations behind the `tracked_ticks`; `limited`
+    counts the ticks in which a limit changed a command.
     """
 
     ticks: int = 0
@@ -221,11 +209,9 @@ class Counters:
 
     @property
     def starvations(self) -> int:
-        """Number of holds because a chunk was late."""
         return self.holds[Reason.STARVED]
 
     def count_limited(self, causes: Iterable[tuple[str, LimitKind]]) -> None:
-        """Count a tick that was limited, and what limited it."""
         self.limited_ticks += 1
         for cause in causes:
             self.limited[cause] = self.limited.get(cause, 0) + 1

@@ -1,12 +1,9 @@
 """The one command of an executor and the ways to change it: hold, approach, track, brake.
 
-To hold is to repeat the last commanded position and to command zero velocity. Before anything was
-commanded there is nothing to hold: the command is `IDLE` and must not be published.
-
 A hold gives way a little, at the speed of an approach (`GivingWay`). A robot that is stopped takes
-its command along: where a person has moved it, the command is set to where it is (`MovedJoints`),
-because no motion follows from that. To a place that nobody saw the robot go to the command comes
-slowly (`Joining`). A gripper is left out: the distance is the force of its grip.
+its command along: where a person has moved it, the command is set to where it is (`MovedJoints`).
+To a place that nobody saw the robot go to the command comes slowly (`Joining`). A gripper is left
+out: the distance is the force of its grip.
 """
 
 from __future__ import annotations
@@ -27,23 +24,15 @@ from vla_runtime.execution.timeline import Segment
 
 _FULL_TURN = 2.0 * np.pi
 _GOES_BACK = 'the robot is outside its limits: going back inside'
-# Command that is no further from the robot than this share of `hold_follows`, nor than the robot
-# may go in a control period, stays at a start.
+# A command that is no further from the robot than this share of `hold_follows`, nor than it may go
+# in a control period, stays at a start.
 _SAME_SHARE = 0.2
 # A gripper whose command leads it by this share of what it may is stopped by an object.
 _PRESSES_SHARE = 0.5
 
 
 class Commander:
-    """Owns the command, the motion limiter and the approach.
-
-    Args:
-        model: the executor's columns.
-        config: of the executor.
-        blocked_joints: joints that something blocks.
-        counters: the executor's.
-        dry_run: commands are computed and reported only.
-    """
+    """Owns the command, the motion limiter and the approach."""
 
     def __init__(
         self,
@@ -97,7 +86,6 @@ class Commander:
 
     @property
     def moving(self) -> bool:
-        """True when the last command moved."""
         return self._limiter.moving
 
     @property
@@ -107,16 +95,13 @@ class Commander:
 
     @property
     def places(self) -> np.ndarray | None:
-        """Places (columns,) that the robot is commanded to, not-a-number where to none.
-
-        None before the first command, and in a dry run.
-        """
+        """Commanded positions (columns,), NaN where none; None before any, and in a dry run."""
         if not self.has_commanded or self.command.dry_run:
             return None
         return np.where(self._model.guarded, self.command.setpoints, np.nan)
 
     def forget(self, dry_run: bool) -> None:
-        """Forget the last command: it says nothing about the robot any more."""
+        """Forget the last command, which says nothing about the robot now."""
         self.joining.end()
         self.has_commanded = False
         self.command.dry_run = dry_run
@@ -126,10 +111,7 @@ class Commander:
         self.command.seats, self._seated = self._seated, False
 
     def why_not_yet(self) -> str:
-        """Describe a hold that is on its way to the robot; empty where none is.
-
-        Another place to set out from would end its motion within one tick.
-        """
+        """Describe a hold on its way to the robot that is not to be cut short; '' without one."""
         where = self.joining.progress(self.command.setpoints)
         if not where:
             return ''
@@ -174,17 +156,15 @@ class Commander:
     ) -> None:
         """Set the position to set out from: the measured one, or its controller's near to it.
 
-        A command that was somewhere else stays so for no controller that is switched on: it is set
-        to where the robot is, and `set_out_first` takes it back to where it held, as far as an arm
-        sags (`hold_follows`). Grippers keep their grip. A robot that is found outside its limits is
-        held where it is, and brought back inside the same way. Where nobody saw it go (`unseen`),
-        the command comes there slowly.
+        A command elsewhere is set to where the robot is, and `set_out_first` takes it back, as far
+        as an arm sags (`hold_follows`). Grippers keep their grip. A robot outside its limits is
+        held there and brought back inside the same way.
 
         Args:
             state: plausible measured positions; `why_not_take` has nothing against them.
             references: (columns,) where the controllers hold the robot; not-a-number where nobody
                 says so.
-            unseen: (columns,) bool.
+            unseen: (columns,) bool, columns that nobody saw go there: the command comes slowly.
         """
         setpoints, guarded = self.command.setpoints, self._model.guarded
         positions, measured, away = self._found(state, references)
@@ -211,19 +191,13 @@ class Commander:
     def held_at(self, references: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return where the controllers hold the robot (columns,): the references near to it.
 
-        An arm that sags under its controller would drop by as much again at the measured position.
+        An arm that sags would drop by as much again from the measured position.
         """
         sags = np.abs(references - positions) <= self._model.follows
         return np.where(sags, references, positions)
 
     def go_along(self, columns: np.ndarray, references: np.ndarray, state: MeasuredState) -> None:
-        """Set the command of columns that nobody is sent to where the robot is held.
-
-        Args:
-            columns: (columns,) bool, all measured positions.
-            references: (columns,) see `take_position`.
-            state: plausible measured positions.
-        """
+        """Set the command of columns (bool) that are sent to nobody to where the robot is held."""
         place = self.held_at(references, state.positions)
         inside = self._inside(place)
         place = np.where(np.abs(inside - place) <= self._model.tolerance, place, inside)
@@ -233,10 +207,7 @@ class Commander:
             self._seat(columns, place)
 
     def a_turn_off(self, measured: np.ndarray) -> np.ndarray:
-        """Return the continuous columns that are whole turns from their command, (columns,) bool.
-
-        One reading says as much of a joint that was turned as of an encoder that lost count.
-        """
+        """Return the continuous columns (bool) that are whole turns from their command."""
         lead = self.command.setpoints - measured
         turns = np.round(lead / _FULL_TURN)
         off = np.abs(lead - turns * _FULL_TURN) <= self._model.follows
@@ -251,9 +222,8 @@ class Commander:
     def join_returned(self, state: MeasuredState) -> None:
         """Let the hold of a stopped robot come to joints that rest where they were found.
 
-        After a gap, by the same publisher's word; after an outage also to joints that stand where
-        they were, short of the command. A joint of which the word says a whole turn more is left
-        to a person.
+        After a gap, by the same publisher's word; after an outage also to joints short of the
+        command. A joint that is said to be a whole turn further is left to a person.
         """
         plausibility = state.plausibility
         short = plausibility.after_outage & ~plausibility.unseen
@@ -275,16 +245,10 @@ class Commander:
     def join_tick(
         self, reason: Reason, state: MeasuredState, dt_s: float, now_s: float, pace: float = 1.0
     ) -> str:
-        """One tick of a hold that comes to where the robot was found; return why it ended early.
+        """One tick of a hold that comes to where the robot was found; return why it ended, or ''.
 
-        Where it did, nothing is commanded: the tick is the caller's.
-
-        Args:
-            reason: reason of the hold.
-            state: plausible measured positions.
-            dt_s: seconds since the last command; 0.0 where that is unknown.
-            now_s: steady clock.
-            pace: share of its speed.
+        Nothing is commanded where it ended. `dt_s` is 0.0 where unknown; `pace` a share of its
+        speed.
         """
         command, joining = self.command, self.joining
         changed = joining.changed(state.positions)
@@ -309,16 +273,11 @@ class Commander:
         return ''
 
     def seat(self, columns: np.ndarray, measured: np.ndarray) -> bool:
-        """Set the command to where the robot is; return whether that changed it.
-
-        Args:
-            columns: (columns,) bool, columns to set.
-            measured: (columns,) measured positions, plausible.
-        """
+        """Set the command of columns (bool) to `measured`, plausible; return whether it changed."""
         if not self.has_commanded or not np.count_nonzero(columns):
             return False
         inside = self._inside(measured)
-        # A robot that a person has left a little outside its limits stays there, as at a start. No
+        # A robot that a person has left a little outside its limits stays there. No
         # command leads further outside than a start may.
         outside = np.abs(inside - measured)
         stays = (outside > self._model.follows) & (outside <= self._model.tolerance)
@@ -386,10 +345,7 @@ class Commander:
 
     @property
     def approaches(self) -> bool:
-        """True while the robot is on its way to where it may set out, and no chunk counts.
-
-        From outside the limits also where the approach was interrupted, and is about to go on.
-        """
+        """True while the robot is on its way to where it may set out, and no chunk counts."""
         return self.approach.active or self.joining.active or self.outside
 
     @property
@@ -399,12 +355,10 @@ class Commander:
         return self.joining.progress(setpoints) or self.approach.progress(setpoints)
 
     def go_back_inside(self) -> str:
-        """Go on with an interrupted way back inside the limits; return its description."""
         self.approach.begin(self.command.setpoints, self._inside(self.command.setpoints))
         return _GOES_BACK
 
     def _inside(self, positions: np.ndarray) -> np.ndarray:
-        """Return the positions (columns,), those that are measured brought inside the limits."""
         inside = np.clip(positions, self._model.lowest, self._model.highest)
         return np.where(self._model.guarded, inside, positions)
 
@@ -413,11 +367,7 @@ class Commander:
     ) -> Command:
         """One tick of a hold, which gives way to a joint that rests too far from it.
 
-        Args:
-            reason: reason of the hold.
-            state: the measured positions; None where they are not to be trusted.
-            dt_s: seconds since the last command; 0.0 where that is unknown.
-            now_s: steady clock.
+        `state` is None where it is not to be trusted; `dt_s` 0.0 where it is unknown.
         """
         command = self.command
         if dt_s <= 0.0 or command.dry_run or not self.has_commanded:
@@ -491,10 +441,7 @@ class Commander:
     def brake_tick(
         self, reason: Reason, state: MeasuredState | None, dt_s: float, now_s: float
     ) -> Command:
-        """Brake within the limits for one tick, or hold: nothing is left to execute.
-
-        In motion the command stays what it is, but for its reason, until it stands still.
-        """
+        """Brake within the limits for one tick, or hold: nothing is left to execute."""
         command = self.command
         if not self.moving or command.kind is CommandKind.HOLD:
             return self.hold_tick(reason, state, dt_s, now_s)
@@ -508,7 +455,7 @@ class Commander:
         return command
 
     def arrived(self, measured: np.ndarray) -> bool:
-        """Return whether the approach is over: at its goal, and inside the limits.
+        """Return whether the approach is at its goal and inside the limits.
 
         A gripper that an object stops is there as soon as it presses as far as it may.
         """
@@ -519,11 +466,7 @@ class Commander:
         return there and not self.outside
 
     def press_bounds(self, measured: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds of what can be commanded of grippers that an object stops; infinite elsewhere.
-
-        Returns:
-            lowest, highest: (columns,) as `max_step` has them, where the gripper presses already.
-        """
+        """Return lowest and highest commands, (columns,), of pressing grippers; else infinite."""
         setpoints, step = self.command.setpoints, self._limits.step_from_measured
         lead = setpoints - measured
         presses = self._model.grips & (np.abs(lead) >= _PRESSES_SHARE * step)
@@ -534,7 +477,7 @@ class Commander:
         )
 
     def end_without_velocity(self) -> None:
-        """The plan ends at `target`: arrive there without velocity."""
+        """Arrive at `target` without velocity, at the plan's end."""
         self.command.velocities[:] = 0.0
         if self._columns.any_velocity:
             self.target[self._columns.is_velocity] = 0.0
@@ -551,7 +494,6 @@ class Commander:
         return 1.0 - self._limiter.slowing(dt_s)
 
     def slow_target(self, pace: float) -> None:
-        """Set `target` and `velocities` to those of the plan at a slower pace."""
         self.command.velocities *= pace
         if self._columns.any_velocity:
             self.target[self._columns.is_velocity] *= pace
@@ -567,13 +509,8 @@ class Commander:
     ) -> Command:
         """Follow the plan for one tick: `target` is its setpoint, `velocities` its velocity.
 
-        Args:
-            positions: (columns,) measured; None where they are not to be trusted.
-            dt_s: seconds since the last command.
-            segment: the segment in force.
-            step: the step that the target lies in.
-            at_most: the robot brakes: share of its velocity that no column may exceed, however
-                far ahead its plan is.
+        `positions` (columns,) are None where not to be trusted; `at_most` is the share of its
+        velocity that no column may exceed while the robot brakes.
         """
         command = self._move(positions, dt_s, at_most=at_most)
         command.kind = CommandKind.TRACK
@@ -592,7 +529,6 @@ class Commander:
         self.approach.begin(self.command.setpoints, row)
 
     def track_approach(self, measured: np.ndarray, dt_s: float, pace: float) -> Command:
-        """One tick of the approach, at a share of its speed."""
         np.copyto(self.target, self.approach.advance(dt_s * pace, self.command.velocities))
         self.command.velocities *= pace
         command = self._move(measured, dt_s, self._model.approach_speed)
@@ -608,7 +544,6 @@ class Commander:
         *,
         at_most: float | None = None,
     ) -> Command:
-        """Move the command towards `target` within the limits."""
         command = self.command
         self._leave_place()
         command.limited = self._limiter.apply(

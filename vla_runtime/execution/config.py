@@ -30,17 +30,14 @@ class ExecutorConfig:
 
     Attributes:
         columns: commanded columns, in the robot's order.
-        limits: limits of these columns; none when not given.
-        start: tolerance and speed of a start.
-        watchdog: bounds beyond which the robot stops.
         on_stop: way to stop, by cause.
-        control_period_s: time between two ticks. A tick that comes later moves the command no
-            further than one and a half periods at top speed allow, because the robot's controller
-            executes each command in about one, and then rests. Not limited when not given, nor
-            under `motion_clock` ros, where the simulated robot waits for the clock as well.
-        restart_after_outage_s: after a loss of joint states, of the policy's answers or of ticks
-            that lasted longer, the robot moves again only after `start`. A policy that takes longer
-            than this for an answer is lost after three times its usual delay.
+        control_period_s: time between two ticks. A late tick moves the command no further than one
+            and a half periods at top speed allow, because the robot's controller executes each
+            command in about one, and then rests. Not limited when not given, nor under
+            `motion_clock` ros, where the simulated robot waits for the clock as well.
+        restart_after_outage_s: after a longer loss of joint states, of the policy's answers or of
+            ticks the robot moves again only after `start`. A policy that takes longer than this for
+            an answer is lost after three times its usual delay.
         form: how chunks and plans write the columns; as they are when not given.
         step_time_s: seconds between two rows of a chunk, as the bundle says; None takes those of an
             episode's first chunk.
@@ -76,7 +73,6 @@ class ExecutorConfig:
                 raise ValueError(f'{name} is {value}, expected more than 0 seconds')
 
     def column_model(self) -> ColumnModel:
-        """Make the columns with their limits, and what follows from the two."""
         return ColumnModel(
             CommandColumns(self.columns, self.form),
             self.limits,
@@ -90,7 +86,6 @@ class ExecutorConfig:
         return math.inf if self.watchdog.motion_clock == 'ros' else 1.5 * self.control_period_s
 
     def _require_endless(self, limits: Limits) -> None:
-        """Refuse position limits of continuous columns: a turn more is the same position."""
         for column, lower, upper in zip(
             self.columns, limits.hard_lower, limits.hard_upper, strict=True
         ):
@@ -106,16 +101,12 @@ class ExecutorStatus:
     """State of the executor for a status message; made outside the tick.
 
     Attributes:
-        mode: mode that the operator has asked for.
-        kind: kind of the last command.
-        reason: reason of the last command, in a word.
         detail: reason in words for the person at the robot; empty while nothing is wrong.
         progress: column that has furthest to go in an approach, and how far; empty without one.
         gave_way: column that gave way most to the robot in a hold, and how far; empty without one.
-        episode: the current episode.
         step: plan step, counted from the start of the episode.
-        parameters: parameters in force.
-        unconditioned: under `rtc`, the chunk in force was not tied to the plan, and was blended.
+        unconditioned: under `rtc`, the chunk in force was not conditioned on the plan, and was
+            blended.
         delay_estimate: estimated delay in steps.
         horizon: rows of the last chunk; 0 before the first.
         open_requests: chunks that were asked for and have not come yet.
@@ -124,8 +115,6 @@ class ExecutorStatus:
         observation_age_ms: age of the observation behind what is executed; 0 while nothing is.
         chunk: inference number of the chunk in force, -1 for none.
         pending_chunk: inference number of the chunk that takes over next, -1 for none.
-        clamp_latched: reason of the closed latch, which `reset` opens; empty: it is open.
-        dry_run: nothing is published.
         wrong_stamps: what is wrong with the stamps of the chunks; empty while nothing is.
     """
 

@@ -1,8 +1,4 @@
-"""Measured positions of columns that are commanded a velocity, carried on to the present.
-
-A measurement is as old as its stamp. Meanwhile the robot has gone on at the velocities that it was
-commanded, and near a limit that way counts.
-"""
+"""Measured positions of columns that are commanded a velocity, carried on to the present."""
 
 from __future__ import annotations
 
@@ -18,10 +14,8 @@ _TICKS = 1024
 class DeadReckoning:
     """The commanded velocities of the last ticks, and the ways that they lead.
 
-    Angles without end have no limits that their way would count for, so they are left out.
-
-    Args:
-        columns: the executor's.
+    A measurement is as old as its stamp; near a limit the way since then counts. Angles without end
+    have no limits, so they are left out.
     """
 
     def __init__(self, columns: CommandColumns) -> None:
@@ -37,17 +31,11 @@ class DeadReckoning:
         return len(self._columns) > 0
 
     def clear(self) -> None:
-        """Forget all ticks: after a clock jump their times mean nothing."""
+        """Forget all ticks, after a clock jump."""
         self._count = 0
 
     def record(self, now_ros_ns: int, setpoints: np.ndarray, *, sent: bool) -> None:
-        """Note the command of a tick.
-
-        Args:
-            now_ros_ns: ROS clock.
-            setpoints: (columns,) the command.
-            sent: it goes to the robot.
-        """
+        """Note the command of a tick, (columns,), and whether it goes to the robot."""
         if self._count and now_ros_ns < self._stamps[(self._count - 1) % _TICKS]:
             self.clear()
         slot = self._count % _TICKS
@@ -71,7 +59,6 @@ class DeadReckoning:
         state.carry_on(self._columns, here - self._way(slots, state.stamps[self._columns]))
 
     def _way(self, slots: np.ndarray, times_ns: np.ndarray) -> np.ndarray:
-        """Way of each column until its own time, (columns,)."""
         stamps = self._stamps[slots]
         at = np.maximum(np.searchsorted(stamps, times_ns, side='right') - 1, 0)
         places, columns = slots[at], np.arange(len(self._columns))

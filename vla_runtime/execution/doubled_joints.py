@@ -1,8 +1,7 @@
 """Joints that two publishers bring at the same time.
 
-Each message says which publisher it came from. A driver that was started again is a new publisher
-of the same joints, and the old one is silent from then on; two that take turns are two nodes that
-say different things about one joint.
+A driver that was started again is a new publisher of the same joints, and the old one is silent
+from then on; two that take turns are two nodes that say different things about one joint.
 """
 
 from __future__ import annotations
@@ -17,14 +16,7 @@ _STAYS_NS = 3_000_000_000
 
 
 class DoubledJoints:
-    """Finds joints whose publishers take turns.
-
-    Args:
-        names: the columns' names.
-
-    Attributes:
-        until_ns: two publishers have been taking turns, as far as is known before this stamp.
-    """
+    """Finds joints whose publishers take turns, as far as is known before `until_ns`."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
@@ -42,13 +34,7 @@ class DoubledJoints:
         self.until_ns = 0
 
     def observe(self, target: np.ndarray, source: str, stamp_ns: int) -> None:
-        """Take note of who published these columns.
-
-        Args:
-            target: columns that a message brings.
-            source: its publisher; '' where that is unknown.
-            stamp_ns: its stamp.
-        """
+        """Take note of who published these columns."""
         first = int(target[0])
         # All columns of a message share its publisher: mostly there is nothing to note.
         if not source or (self._newest[first] == source and len(target) == 1):

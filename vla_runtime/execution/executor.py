@@ -113,7 +113,7 @@ class ChunkExecutor:
     def start(self, now_s: float, now_ros_ns: int) -> StartResult:
         """Allow motion; commands nothing by itself. `why_not_start` says what it needs.
 
-        The robot sets out from where it is measured. Where it merely sags below the last command
+        The robot sets out from where it is measured; where it merely sags below the last command
         (`hold_follows`) it goes back there at the approach speed. Chunks whose observation is more
         than `max_state_age_s` older than the start are not taken.
 
@@ -149,19 +149,9 @@ class ChunkExecutor:
         return StartResult(True, self.detail)
 
     def why_not_start(self, now_s: float, now_ros_ns: int) -> tuple[str, Reason | None]:
-        """Describe what `start` would be refused for now; changes nothing.
+        """Describe what `start` would be refused for now, '' for nothing; changes nothing.
 
-        A start needs an open latch, a fresh state that one publisher has reported for half a
-        second, a robot that was seen going where it is, or a person who says so, and a hold that is
-        there.
-
-        Args:
-            now_s: steady clock.
-            now_ros_ns: ROS clock.
-
-        Returns:
-            text: empty when it would not be refused.
-            fault: of the measured state, or the latch; None otherwise.
+        The fault is of the measured state, or the latch; None otherwise.
         """
         if self._wanted_dry_run != self._commander.command.dry_run:
             return 'dry_run changes when the robot has come to rest; start it again then', None
@@ -239,18 +229,13 @@ class ChunkExecutor:
         self._releases, self._was_at_rest = True, False
 
     def _finish_release(self) -> None:
-        """Command nothing more after a hold was published."""
         if self._releases and self._was_at_rest:
             self._releases = False
             self._commander.forget(self.dry_run)
             self._commander.hold(Reason.RELEASED)
 
     def stop_at_once(self) -> Command:
-        """Hold at once, until `start`; for shutdown, when no more ticks will come.
-
-        Returns:
-            The last command to publish.
-        """
+        """Hold at once, until `start`; return the last command to publish, for shutdown."""
         if self._mode is Mode.RUNNING:
             self._mode, self._stop_reason = Mode.STOPPED, Reason.STOPPED
             self._commander.command.settled = False
@@ -272,8 +257,7 @@ class ChunkExecutor:
     def begin_episode(self, episode: int) -> None:
         """Forget plan, chunks and delays of the last episode; the latch stays.
 
-        A started executor stays started, comes to rest within its limits and holds until a chunk
-        of the new episode comes. Where the robot was on its way back inside its limits, it goes on.
+        A started executor stays started and holds until a chunk of the new episode comes.
         """
         self._motion.drop_plan()
         self._motion.expect_first_answer()
@@ -282,7 +266,7 @@ class ChunkExecutor:
             self._commander.leave_plan()
 
     def set_parameters(self, parameters: ExecutorParameters) -> None:
-        """Take up other parameters at the next chunk boundary.
+        """Set other parameters from the next chunk boundary on.
 
         Raises:
             ValueError: they want more steps than the last chunk had.
@@ -292,8 +276,7 @@ class ChunkExecutor:
     def set_dry_run(self, dry_run: bool) -> None:
         """Publish commands, or compute them only. A change stops the executor.
 
-        It takes effect when the robot has come to rest. What a dry run commanded is nowhere near
-        the robot, so it is forgotten.
+        It takes effect at rest. What a dry run commanded is forgotten.
         """
         self._wanted_dry_run = dry_run
         if self._commander.command.dry_run or (self._was_at_rest and self.at_rest):
@@ -318,27 +301,19 @@ class ChunkExecutor:
         self._commander.hold(Reason.NOT_STARTED)
 
     def note_references(self, positions: np.ndarray) -> None:
-        """Note where the controllers hold the robot, or lead it.
+        """Note where the controllers hold or lead the robot, (columns,); NaN where unknown.
 
         A start sets out from there. Where it is not what was commanded last, another node has
         commanded a stopped robot: nothing is sent into its motion.
-
-        Args:
-            positions: (columns,) robot units; not-a-number where nobody says so.
         """
         np.copyto(self._motion.references, positions)
 
     def note_unsent(self, columns: np.ndarray) -> None:
-        """Note which columns are sent to nobody; their command goes where the robot is held.
-
-        Args:
-            columns: (columns,) bool: their controllers are off, or were and have had nothing since.
-        """
+        """Note which columns (bool) are sent to nobody, and commanded to where they are held."""
         self._motion.note_unsent(columns)
 
     @property
     def unsent_placed(self) -> bool:
-        """True when the last command has the unsent columns where the robot is held."""
         return self._motion.unsent_placed
 
     @property
@@ -366,14 +341,9 @@ class ChunkExecutor:
         source: str = '',
         now_ros_ns: int | None = None,
     ) -> None:
-        """Take measured positions by name; see `MeasuredState.observe`.
+        """Add measured positions by name; see `MeasuredState.observe`.
 
-        Args:
-            names: joint names.
-            positions: one for each, rad or m.
-            stamp_ns: the message's stamp, ROS clock.
-            source: topic and publisher.
-            now_ros_ns: ROS clock when it came; None: not earlier than its stamp.
+        `now_ros_ns` is the ROS clock when they came; None: not earlier than their stamp.
         """
         self._guard.observe(names, positions, stamp_ns, source, now_ros_ns, self._commander.places)
 
@@ -390,11 +360,7 @@ class ChunkExecutor:
         }
 
     def check_chunk(self, chunk: ActionChunk) -> CheckedChunk:
-        """Read a chunk and check all that does not depend on the robot's motion; never raises.
-
-        For any thread at any time: of what changes it reads where the robot is, as a place to
-        begin a search.
-        """
+        """Check what is independent of the robot's motion; for any thread, never raises."""
         return check_chunk(
             chunk,
             self.columns,
@@ -410,15 +376,13 @@ class ChunkExecutor:
         now_s: float,
         now_ros_ns: int,
     ) -> SubmitResult:
-        """Offer a chunk. It is checked in full and taken whole, or refused whole; never raises.
+        """Offer a chunk. It is checked in full and accepted whole, or refused whole; never raises.
 
         Args:
-            chunk: the actions; columns are mapped by name. Checked already where the time between
-                two ticks is precious.
+            chunk: columns are mapped by name. Checked already where time between two ticks is
+                short.
             header: facts that came with it. A refused answer closes its request, so that another
                 one is asked for at once.
-            now_s: steady clock.
-            now_ros_ns: ROS clock.
         """
         self.counters.received += 1
         if header.episode == self._replanner.episode:
@@ -467,12 +431,10 @@ class ChunkExecutor:
 
     @property
     def wants_chunk(self) -> bool:
-        """Return whether a chunk is due to be asked for."""
         return self._takes_chunks and self._replanner.due
 
     @property
     def _takes_chunks(self) -> bool:
-        """True when a chunk that comes now would be considered."""
         return TRAITS[self.state].refusal is None
 
     def poll_request(
@@ -487,11 +449,7 @@ class ChunkExecutor:
     def repeat_request(
         self, now_s: float, now_ros_ns: int, past_steps: int = 0
     ) -> PlanRequest | None:
-        """Return an open request again, with its number, once its answer is overdue.
-
-        For a transport that loses messages: a policy process that was suspended, or a radio link,
-        loses requests that a reliable connection sends again only seconds later.
-        """
+        """Return an open request again, with its number, once its answer is overdue."""
         replanner = self._replanner
         request = replanner.requests.send_again(now_s) if self._takes_chunks else None
         if request is None:
@@ -501,16 +459,14 @@ class ChunkExecutor:
     def committed_plan(self, now_ros_ns: int, past_steps: int = 0) -> PlanRequest:
         """Return the setpoints still to be executed, from the current step on.
 
-        Args:
-            now_ros_ns: ROS clock.
-            past_steps: finished steps to put in front, as far as they are kept (a policy whose
-                observation is older than the request needs them).
+        `past_steps` finished steps are put in front, as far as they are kept, for a policy whose
+        observation is older than the request.
         """
         return self._replanner.committed_plan(now_ros_ns, past_steps)
 
     @property
     def seams(self) -> deque[Handover]:
-        """The latest seams, oldest first."""
+        """The latest hand-overs, oldest first."""
         return self._replanner.seams
 
     @property
@@ -561,7 +517,6 @@ class ChunkExecutor:
 
     @property
     def dry_run(self) -> bool:
-        """True while commands are computed and reported only."""
         return self._commander.command.dry_run
 
     @property
@@ -569,7 +524,6 @@ class ChunkExecutor:
         return self._replanner.episode
 
     def status(self) -> ExecutorStatus:
-        """Return a snapshot for a status message."""
         replanner, command = self._replanner, self._commander.command
         timeline = replanner.timeline
         tracks = command.kind is CommandKind.TRACK
@@ -600,12 +554,7 @@ class ChunkExecutor:
     # ------------------------------------------------------------ the tick
 
     def tick(self, now_s: float, now_ros_ns: int) -> Command:
-        """Return the command for this moment. Call at the control rate; never raises.
-
-        Args:
-            now_s: steady clock, seconds.
-            now_ros_ns: ROS clock, nanoseconds.
-        """
+        """Return the command for this moment. Call at the control rate; never raises."""
         try:
             return self._tick(now_s, now_ros_ns)
         except Exception as error:  # whatever it is, the robot must hold
@@ -653,7 +602,6 @@ class ChunkExecutor:
     def dead_man(self, now_s: float) -> Command | None:
         """The command to publish when ticks have stopped coming; `None` while they come.
 
-        For a timer of its own, on a steady clock: whatever keeps `tick` from being called, the
-        robot is brought to rest. The next tick finds the gap, and drops the plan by itself.
+        For a timer of its own, on a steady clock. The next tick finds the gap and drops the plan.
         """
         return self._motion.dead_man(now_s, started=self._mode is Mode.RUNNING)

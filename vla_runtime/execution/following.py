@@ -1,13 +1,11 @@
 """A robot that stands still while its command goes on.
 
 A protective stop, motors without power or a controller that was switched off leave the command
-alone on its way. Where the robot comes back on it would make up for all of it in one step. An
-obstacle is another matter (`BlockedJoints`): the other joints go on moving.
+alone on its way; a robot that comes back would make up for all of it in one step.
 
-A healthy robot follows late, too: by the delay of its bus and of its controllers. So a joint counts
-as left behind only where a measurement that is later than its command by the robot's lag still has
-it where it was. The lag is that of the slowest joint seen to set out from rest; until one was seen
-it is the longest that is tolerated. A command that rests within its plan sets out anew.
+A healthy robot follows late, too. So a joint counts as left behind only where a measurement that
+is later than its command by the robot's lag still has it where it was. The lag is that of the
+slowest joint seen to set out from rest; before, the longest that is tolerated.
 """
 
 from __future__ import annotations
@@ -34,13 +32,9 @@ _FAR, _FULL_REACH = 2.0, 0.9
 class Following:
     """Watches for a robot of which no joint moves while its command does.
 
-    All guarded position columns are watched. Columns of grippers do not count as pulled: an object
-    keeps them from their command. A single pulled joint of several may be held by an object; at
-    least two are, where there are as many.
-
-    Args:
-        model: the executor's columns. From `follows` on a command has left a joint that stands
-            still; the robot stops where one command has gone twice as far.
+    All guarded position columns but grippers are watched. A single pulled joint of several may be
+    held by an object; at least two are pulled, where there are as many. The robot stops where one
+    command has gone twice `follows`.
     """
 
     def __init__(self, model: ColumnModel) -> None:
@@ -88,13 +82,7 @@ class Following:
             times[:] = now_ros_ns
 
     def advance(self, command: np.ndarray, state: MeasuredState, now_ros_ns: int) -> bool:
-        """Take the command of a tick; return whether the robot has stopped following it.
-
-        Args:
-            command: (columns,) last command.
-            state: the measured positions, complete.
-            now_ros_ns: ROS time of the tick.
-        """
+        """Count the command of a tick, (columns,); return whether the robot stopped following."""
         # What was measured before says nothing about the command of now.
         measured = state.oldest_stamp_ns != self._measured_ns
         if measured:
@@ -151,7 +139,6 @@ class Following:
         return bool((state.still_for(self.patience_s) | self._ignored).all())
 
     def describe(self, command: np.ndarray, measured: np.ndarray) -> str:
-        """Describe the joint whose command went furthest without it."""
         worst = int(np.argmax(np.where(self._overdue, self._run / self._allowed, 0.0)))
         return (
             f"the robot does not follow: '{self._names[worst]}' stands still at "

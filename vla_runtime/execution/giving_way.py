@@ -1,9 +1,8 @@
 """A hold that gives way to the robot: which of its columns do, where to, and how far they have.
 
 Where a joint rests further from the command than a command may lead it, or is blocked, the command
-moves towards it, by `hold_follows` in all. A gripper is left out of this: an object keeps it from
-its command, and the distance is the force of the grip. It follows fingers that are opened by hand
-no nearer than `max_step` demands.
+moves towards it, by `hold_follows` in all. A gripper keeps its grip; it follows fingers that are
+opened by hand no nearer than `max_step` demands.
 """
 
 from __future__ import annotations
@@ -20,12 +19,7 @@ _NEAR_SHARE = 0.05
 
 
 class GivingWay:
-    """Columns of one hold that give way; every array is (columns,).
-
-    Args:
-        model: the executor's columns.
-        blocked_joints: joints that something blocks.
-    """
+    """Columns of one hold that give way; every array is (columns,)."""
 
     def __init__(self, model: ColumnModel, blocked_joints: BlockedJoints) -> None:
         count, grips = model.columns.count, model.grips
@@ -85,7 +79,6 @@ class GivingWay:
         return self._reached
 
     def count(self, setpoints: np.ndarray) -> None:
-        """Count how far the command has moved since `aim`."""
         np.subtract(self._before, setpoints, out=self._before)
         np.abs(self._before, out=self._before)
         np.add(self._given, self._before, out=self._given, where=self._counts)
@@ -104,7 +97,6 @@ class GivingWay:
         np.copyto(self._anchor, place, where=columns)
 
     def leave(self) -> None:
-        """Note that the command moves: the hold is over."""
         self._active[:] = False
         self._given[:] = 0.0
         self._anchored = False

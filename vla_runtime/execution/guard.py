@@ -1,8 +1,7 @@
 """Faults that stop the motion at a tick.
 
-In the order in which it is looked at: the clocks, the measured state, its distance from the
-command, blocked joints, the latch. The dead-man timer, which runs beside the ticks, is timed here
-too (`silent_s`).
+In this order: the clocks, the measured state, its distance from the command, blocked joints, the
+latch. The dead-man timer is timed here too (`silent_s`).
 """
 
 from __future__ import annotations
@@ -27,18 +26,8 @@ _MOTION = (CommandKind.TRACK, CommandKind.APPROACH)
 class Guard:
     """Checks at every tick whether the robot may move.
 
-    Args:
-        model: the executor's columns.
-        config: of the executor; after `restart_after_outage_s` without joint states the robot may
-            have been moved anywhere.
-        blocked_joints: watched while the command is published.
-        latch: closed by too many clamped chunks in a row.
-        counters: the executor's.
-
-    Attributes:
-        state: the measured positions.
-        fault: reason why the robot may not move, from the last tick; None where it may.
-        detail: the same in words; it stays while nothing clears it, so that a stop keeps its cause.
+    `fault` says why it may not, None where it may; `detail` says it in words, and stays while
+    nothing clears it, so that a stop keeps its cause.
     """
 
     def __init__(
@@ -105,7 +94,7 @@ class Guard:
         now_ros_ns: int | None,
         commanded: np.ndarray | None,
     ) -> None:
-        """Take measured positions by name; see `MeasuredState.observe`."""
+        """Add measured positions by name; see `MeasuredState.observe`."""
         latest_ns = None if now_ros_ns is None else self._state_watch.latest_ns(now_ros_ns)
         self.state.observe(names, positions, stamp_ns, source, latest_ns, commanded)
         self._counters.states_implausible = self.state.plausibility.refused
@@ -122,13 +111,7 @@ class Guard:
         return self.state.too_new(), None
 
     def restart(self, now_s: float, *, ticks_come: bool) -> None:
-        """Clear earlier faults: the operator has started the robot.
-
-        Args:
-            now_s: steady clock.
-            ticks_come: ticks have been coming until now. Where they have not, the next one is the
-                first; it has to come in time like any other.
-        """
+        """Clear earlier faults, at a start; without `ticks_come` the next tick is the first."""
         self._started_s = now_s
         self.blocked_joints.restart()
         self.fault = None
@@ -157,11 +140,7 @@ class Guard:
     ) -> Reason | None:
         """Check clocks and measured state; sets `fault`, and `detail` when one begins.
 
-        Args:
-            clock_fault: fault of the clocks; None without one.
-            now_ros_ns: ROS clock.
-            command: the last one.
-            joins: it is on its way to a robot that is far from it and rests.
+        `joins` is True while the command is on its way to a robot that rests far from it.
         """
         if clock_fault is not None:
             self.detail = self._clock.detail
@@ -204,14 +183,12 @@ class Guard:
         return None
 
     def _leaves_robot(self, command: Command, now_ros_ns: int) -> bool:
-        """Return whether a command that moves has left a robot that does not."""
         if command.dry_run or command.kind not in _MOTION:
             self._following.restart(command.setpoints, self.state, now_ros_ns)
             return False
         return self._following.advance(command.setpoints, self.state, now_ros_ns)
 
     def too_far(self, command: Command, positions: np.ndarray | None) -> bool:
-        """Return whether the command is further from trusted positions than max_tracking_error."""
         return (
             positions is not None
             and not command.dry_run
@@ -219,20 +196,14 @@ class Guard:
         )
 
     def blocked(self, command: Command, positions: np.ndarray | None) -> bool:
-        """Count the time since the last tick; return whether a joint is blocked.
-
-        For every tick. Positions that are not trusted neither count nor reset the time.
-        """
+        """Count the time since the last tick; return whether a joint is blocked. For every tick."""
         if positions is None or command.dry_run or command.kind is CommandKind.IDLE:
             return False
         dt_s = self.dt_ns * 1e-9
         return self.blocked_joints.advance(command.setpoints, positions, dt_s)
 
     def silent_s(self, now_s: float) -> float | None:
-        """Seconds since the last tick if that is longer than allowed, else `None`.
-
-        Before the first tick they are counted from the start.
-        """
+        """Seconds since the last tick, or the start, if longer than allowed, else `None`."""
         last_s = self._clock.last_s
         if last_s is None:
             last_s = self._started_s

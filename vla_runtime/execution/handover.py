@@ -1,8 +1,8 @@
-"""Hand-over from one chunk to the next: the rows that are executed from the seam on.
+"""Hand-over from one chunk to the next: the rows that are executed from the boundary on.
 
-All chunks lie on one grid of steps, so a hand-over is arithmetic on rows and is done once, when a
-chunk arrives. The curve through the rows keeps its velocity across the seam in every mode, because
-it is one curve (`plan`); the modes differ in how far the rows themselves jump.
+All chunks lie on one grid of steps, so a hand-over is arithmetic on rows, done once when a chunk
+arrives. The velocity stays continuous in every mode (`plan`); the modes differ in how
+far the rows jump.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ MOST_STEPS = 1000
 class HandoverParameters:
     """Settings of a hand-over.
 
-    `switch` takes the new rows as they are. `blend` cross-fades positions over `blend_steps`;
-    velocities it takes as they are, since what a cross-fade keeps back of one is way that is never
-    made up for (docs/appendix/studies.md, Meta-World). `ensemble`
-    averages what all live chunks say about a step, with weights `exp(-m·i)` (ACT,
-    arXiv 2304.13705, section IV-B; 0 weighs all chunks alike; ACT's order is `oldest_first`).
-    `rtc` takes the new rows as they are, which the policy made to continue the plan (real-time
-    chunking); a chunk that was not made so is blended.
+    `switch` takes the new rows as they are. `blend` cross-fades positions over `blend_steps`, but
+    no velocities: what a cross-fade keeps back of one is never made up for
+    (docs/appendix/studies.md, Meta-World). `ensemble` averages all live chunks with weights
+    `exp(-m·i)` (ACT, arXiv 2304.13705, section IV-B; 0 weighs all alike; ACT's order is
+    `oldest_first`). `rtc` takes the new rows as they are, which the policy made to continue the
+    plan (real-time chunking); a chunk that was not made so is blended.
     """
 
     mode: HandoverMode = setting('blend', 'how one chunk follows another', name='handover_mode')
@@ -54,7 +53,7 @@ class LiveChunk:
         first_step: step of row 0: the one that was current at its observation.
         rows: (horizon, columns) in the executor's order.
         tied: the policy made it to continue the plan.
-        written: (horizon, chunk names) the same rows as the policy wrote them; None: as `rows`.
+        written: (horizon, chunk names) the rows as the policy wrote them; None: as `rows`.
         observation_ns: ROS time of its observation.
     """
 
@@ -67,13 +66,12 @@ class LiveChunk:
 
     @property
     def end_step(self) -> int:
-        """The step after the last row's."""
         return self.first_step + len(self.rows)
 
     def written_at(self, steps: np.ndarray) -> np.ndarray | None:
         """Rows as the policy wrote them for these steps, (steps, chunk names); None: as `rows`.
 
-        The first and the last row stand for the steps outside of the chunk.
+        The first and the last row stand for steps outside of the chunk.
         """
         if self.written is None:
             return None
@@ -89,13 +87,13 @@ class Handover:
         chunk: inference number of the new chunk.
         join_index: first executed row of the new chunk.
         delay_steps: steps between its observation and its arrival.
-        mode: mode of the hand-over: `blend` for an unconditioned chunk under `rtc`.
-        late: True for a chunk that came after the previous one had executed its steps.
+        mode: `blend` for an unconditioned chunk under `rtc`.
+        late: the previous chunk had executed its steps before this one came.
         from_hold: the robot stood still.
-        position_jump: (columns,) new row minus what the old plan had for the same step (its last
-            setpoint, where it had no more): how far the two disagree.
-        velocity_jump: (columns,) velocity of the first step after the seam minus that of the
-            last one before it, per second, after hand-over: what the robot gets to feel.
+        position_jump: (columns,) new row minus what the old plan had for the same step, or its last
+            setpoint: how far the two disagree.
+        velocity_jump: (columns,) change of the velocity across it, per second,
+            after hand-over: what the robot gets to feel.
     """
 
     step: int
@@ -121,8 +119,8 @@ def blend_rows(
     """New rows, cross-faded from the old ones over the first steps.
 
     Args:
-        old: (n, columns) rows that the plan in force has for the same steps; as far as it goes.
-        new: (m, columns) rows of the new chunk.
+        old: (n, columns) rows that the plan in force has for the same steps, as far as it goes.
+        new: (m, columns).
         steps: length of the cross-fade; no longer than there are old and new rows.
         blended: (columns,) bool; None: all of them.
     """
@@ -139,13 +137,12 @@ def blend_rows(
 def ensemble_rows(
     chunks: Sequence[LiveChunk], join_step: int, decay: float, order: EnsembleOrder
 ) -> np.ndarray:
-    """Return the weighted mean of all live chunks, for every step of the newest from the seam on.
+    """Return the weighted mean of all live chunks, for every step of the newest from `join_step`.
 
     Args:
-        chunks: oldest first; the last one is the newest, and has a row at `join_step`.
-        join_step: step of row 0 of the result.
+        chunks: oldest first; the newest has a row at `join_step`.
         decay: m of `exp(-m·i)`; i counts the chunks that have a row for the step.
-        order: order of i: from the oldest or from the newest chunk.
+        order: whether i counts from the oldest or from the newest chunk.
     """
     newest = chunks[-1]
     weights = _ensemble_weights(chunks, np.arange(join_step, newest.end_step), decay, order)
@@ -180,7 +177,7 @@ def _ensemble_weights(
 
 
 def mode_for(parameters: HandoverParameters, newest: LiveChunk) -> HandoverMode:
-    """Return the mode of a hand-over; under `rtc` a chunk not tied to the plan is blended."""
+    """Return the mode of a hand-over; `rtc` blends a chunk not conditioned on the plan."""
     return 'blend' if parameters.mode == 'rtc' and not newest.tied else parameters.mode
 
 
@@ -191,17 +188,12 @@ def hand_over(
     join_step: int,
     blended: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The rows to execute from `join_step` on.
+    """The rows to execute from `join_step` on, (rows left of the new chunk, columns), a new array.
 
     Args:
-        parameters: settings of the hand-over.
         old: (n, columns) rows of the plan in force from `join_step` on, as far as it goes.
         chunks: live chunks, oldest first; the last one takes over.
-        join_step: first step of the new chunk that is executed.
         blended: (columns,) bool, those that a `blend` cross-fades; None: all of them.
-
-    Returns:
-        (rows left of the new chunk, columns), a new array.
     """
     newest = chunks[-1]
     new = newest.rows[join_step - newest.first_step :]

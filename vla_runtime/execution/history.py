@@ -1,8 +1,7 @@
 """Plan step at a moment of the past: a ring of (ROS time, steps consumed).
 
-A chunk carries the time of its observation; the index at which it is joined is the number of steps
-that the robot consumed since then. Time in which the robot held consumed none, so this cannot be
-computed from the clock: it has to be remembered.
+A chunk is joined at the number of steps that the robot consumed since its observation. Time in
+which the robot held consumed none, so that number has to be remembered.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import numpy as np
 
 
 class StepHistory:
-    """The last ticks: their times, and the consumed and elapsed plan time at each.
+    """The last ticks: their times, and the plan time at each, nanoseconds.
 
-    Both amounts are nanoseconds of plan time. `consumed` stands still while the robot holds;
-    `elapsed` goes on while it holds for want of a chunk, which is what a delay is measured in.
+    `consumed` stands still while the robot holds; `elapsed` goes on while it holds for want of a
+    chunk, which is what a delay is measured in.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -30,7 +29,6 @@ class StepHistory:
         self._dropped_after = 0
 
     def clear(self) -> None:
-        """Forget all ticks: after a clock jump their times mean nothing."""
         self._first = self._end
         self._floor_ns = None
 
@@ -39,19 +37,13 @@ class StepHistory:
         self._floor_ns = stamp_ns
 
     def note_drop(self) -> None:
-        """Note that the plan is dropped at the newest tick."""
         self._dropped_after = self._end
 
     def before_drop(self, stamp_ns: int) -> bool:
-        """Return whether a ROS time is before the plan was last dropped."""
         return self._newest_until(stamp_ns) < min(self._dropped_after, self._end)
 
     def record(self, stamp_ns: int, consumed_ns: int, elapsed_ns: int) -> None:
-        """Remember one tick.
-
-        A clock that is set back by a little passes some times twice. Their first passage is
-        forgotten: a stamp means the second one from now on.
-        """
+        """Remember one tick. Times that a clock passes twice mean the second passage."""
         while self._end > self._first and self._stamps[(self._end - 1) % self._capacity] > stamp_ns:
             self._end -= 1
         slot = self._end % self._capacity
@@ -62,10 +54,9 @@ class StepHistory:
         self._first = max(self._first, self._end - self._capacity)
 
     def at(self, stamp_ns: int) -> tuple[int, int] | None:
-        """Consumed and elapsed plan time, nanoseconds, at a ROS time.
+        """Consumed and elapsed plan time, nanoseconds, at a ROS time; `None` before the oldest.
 
         Between two ticks the plan ran on from the first, at most to where the second found it.
-        After the last tick it is where that tick left it. `None` before the oldest tick kept.
         """
         if self._floor_ns is not None and stamp_ns < self._floor_ns:
             return None

@@ -1,7 +1,4 @@
-"""Checks of a chunk against the present: order, age, step time, place in the plan, start.
-
-What is wrong with a chunk wherever the robot is, is found before (`chunk_check`).
-"""
+"""Checks of a chunk against the present: order, age, step time, place in the plan, start."""
 
 from __future__ import annotations
 
@@ -43,9 +40,9 @@ class StartState:
             `unknown` are overwritten with the first row of the chunk that sets out.
         measured: (columns,) where the robot is; the last command where nothing is measured.
         unknown: (columns,) bool, positions that were neither measured nor commanded yet.
-        lowest, highest: (columns,) bounds of what can be commanded now; a row beyond is executed as
-            the bound.
-        cold: the chunk's start has to be near, because nothing was executed just before.
+        lowest, highest: (columns,) bounds of what can be commanded; a row beyond is executed as the
+            bound.
+        cold: nothing was executed just before, so the chunk's start has to be near.
         starved: the robot holds because this chunk is late.
     """
 
@@ -59,23 +56,22 @@ class StartState:
 
 
 class ChunkOrder:
-    """The order in which chunks are taken: by the time of their observations, then by number.
+    """The order in which chunks are accepted: by the time of their observations, then by number.
 
-    Inference numbers start anew when a policy process is restarted, times do not. So a newer
-    observation with a lower number is a restarted policy, and an older one is out of order
-    whatever its number. Cameras may be slower than the replan rate: the same observation with a
-    higher number is a new inference from the newest frames that there are, and is taken.
+    A newer observation with a lower number is of a restarted policy; an older one is out of order
+    whatever its number. The same observation with a higher number is a new inference from the
+    newest frames that there are.
     """
 
     def __init__(self) -> None:
         self._last: ChunkHeader | None = None
 
     def clear(self) -> None:
-        """Forget the chunks taken so far: their stamps say nothing about the next."""
+        """Forget the chunks accepted so far."""
         self._last = None
 
     def require_newer(self, header: ChunkHeader) -> None:
-        """Raise `Refused` for an observation, number or request before the last chunk taken's."""
+        """Raise `Refused` for an observation, number or request before the last accepted one's."""
         last = self._last
         if last is None:
             return
@@ -116,14 +112,12 @@ class ChunkOrder:
         return self._last is not None and header.number <= self._last.number
 
     def take(self, header: ChunkHeader) -> None:
-        """Remember this chunk as the last one taken."""
         self._last = header
 
 
 def require_age(
     header: ChunkHeader, now_ros_ns: int, max_age_s: float, future_tolerance_s: float
 ) -> None:
-    """Raise `Refused` for an observation that is too old, or from the future."""
     age_s = (now_ros_ns - header.observation_ns) * 1e-9
     if age_s < -future_tolerance_s:
         raise Refused(
@@ -140,11 +134,7 @@ def require_age(
 
 
 def step_nanoseconds(step_time_s: float, step_ns: int) -> int:
-    """A chunk's step time in nanoseconds, which is the episode's.
-
-    Args:
-        step_time_s: step time of the chunk, seconds.
-        step_ns: step time of the episode, nanoseconds; 0 when this chunk is its first.
+    """A chunk's step time in nanoseconds, which is the episode's (`step_ns`; 0: none yet).
 
     Raises:
         Refused: another than that of the episode's first chunk.
@@ -169,12 +159,8 @@ def place(
     """Place a chunk on the grid of steps, its rotations written as in the plan before it.
 
     Args:
-        header: stamps and numbers that came with the chunk.
         first_step: the step that was current at its observation.
         rows: (horizon, columns) in the executor's order.
-        timeline: timeline that the chunk is spliced into.
-        parameters: parameters that it comes into force with.
-        columns: the executor's.
 
     Raises:
         Refused: it has too few rows to serve there.
@@ -202,10 +188,7 @@ def place(
 def require_near(
     row: np.ndarray, start_state: StartState, tolerance: np.ndarray, columns: CommandColumns
 ) -> None:
-    """Raise `StartTooFar` for a first row that is too far from where the robot stands.
-
-    An arm sags below its command by more than the tolerance, say: a row near either is near.
-    """
+    """Raise `StartTooFar` for a first row far from both the command and the robot (it may sag)."""
     reached = np.clip(row, start_state.lowest, start_state.highest)
     from_command, from_robot = (
         columns.distance(place, reached) for place in (start_state.setpoints, start_state.measured)

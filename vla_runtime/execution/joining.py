@@ -1,9 +1,7 @@
 """A hold that comes to joints which are said to be where nobody saw them go.
 
-Where such a joint really is there, with its motors off, nothing moves while the command comes, and
-it stays there when they come on. Where the reading is wrong and the motors are on, the arm goes
-along with the command. So the command comes slowly, at first very slowly, and a reading that
-changes meanwhile ends it: it goes along, or has come back.
+Where the reading is wrong and the motors are on, the arm follows the command. So the
+command comes slowly, and a reading that changes meanwhile ends it.
 """
 
 from __future__ import annotations
@@ -17,11 +15,7 @@ _CREEPS_S, _CREEP_SHARE = 0.5, 0.8
 
 
 class Joining:
-    """Where the command is on its way to; every array is (columns,).
-
-    Args:
-        model: the executor's columns.
-    """
+    """Where the command is on its way to; every array is (columns,)."""
 
     def __init__(self, model: ColumnModel) -> None:
         columns = model.columns
@@ -77,7 +71,6 @@ class Joining:
         )
 
     def describe_change(self, measured: np.ndarray) -> str:
-        """Name the column whose reading has changed most."""
         by = np.where(self.columns, np.abs(measured - self._found), 0.0) / self._scale
         worst = int(np.argmax(by))
         return (

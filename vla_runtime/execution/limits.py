@@ -16,8 +16,8 @@ _Describe = Callable[[int, int], str]
 
 # Limits are compared with this much relative slack: a chunk clamped to a limit must pass it.
 _SLACK = 1e-9
-# A policy scatters around where a joint rests, and a gripper rests at its limit. So little beyond,
-# as a share of the joint's range, is clamped without a word and does not count for the latch.
+# So little beyond a limit, as a share of the joint's range, is scatter of a policy around a rest:
+# clamped without a word, not counted for the latch.
 _SCATTER = 0.02
 # Limits that follow from the column's range where nothing else is said.
 _DERIVED = ('tracking_error', 'start_tolerance', 'approach_speed', 'hold_follows')
@@ -28,7 +28,8 @@ class ColumnLimits:
     """Limits of one column; infinite where there is none.
 
     In the columns of a rotation, `velocity`, `acceleration`, `start_tolerance` and `approach_speed`
-    are the rotation's: rad/s, rad/s² and rad.
+    are the rotation's: rad/s, rad/s² and rad. A limit that is None follows from the column's range
+    (`ColumnModel`).
 
     Attributes:
         lower: smallest position, rad or m. For a velocity column, of the measured position.
@@ -37,13 +38,10 @@ class ColumnLimits:
         acceleration: largest change of speed, rad/s² or m/s².
         step_from_measured: largest distance of a commanded from the measured position, rad or m.
         tracking_error: distance of the measured from the commanded position that stops the robot,
-            rad or m; `None` derives it from the range (`ColumnModel`), infinity is for a
-            gripper, which an object keeps from its command.
-        start_tolerance: distance that a start may jump over, rad or m; `None` derives it from the
-            range (`ColumnModel`).
-        approach_speed: speed of an approach, rad/s or m/s; `None` derives it from the range.
-        hold_follows: distance that a hold gives way to the robot in all, rad or m; `None` derives
-            it from the range (`ColumnModel`).
+            rad or m; infinity is for a gripper, which an object keeps from its command.
+        start_tolerance: distance that a start may jump over, rad or m.
+        approach_speed: rad/s or m/s.
+        hold_follows: distance that a hold gives way to the robot in all, rad or m.
     """
 
     lower: float = -np.inf
@@ -61,9 +59,9 @@ class ColumnLimits:
 class LimitActions:
     """Action on a chunk that violates a limit, per kind of limit.
 
-    To clamp an acceleration is to leave it to the motion limiter, which smooths it away: the chunk
-    does not count as clamped, for a noisy chunk is not a dangerous one. `step_from_measured` is
-    decided at every tick: `clamp` keeps the command within the distance, `reject` holds.
+    To clamp an acceleration is to leave it to the motion limiter: the chunk does not count as
+    clamped, for a noisy chunk is not a dangerous one. `step_from_measured` is decided at every
+    tick: `clamp` keeps the command within the distance, `reject` holds.
     """
 
     position: OnViolation = 'clamp'
@@ -83,9 +81,7 @@ class LimitActions:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of all columns, each (columns,) float64, and what happens when one is violated.
-
-    The arrays are read-only: all who limit a command share them.
+    """Limits of all columns, each (columns,) float64 and read-only, and what a violation comes to.
 
     `workspace_lower` and `workspace_upper` are a box for Cartesian columns, infinite elsewhere.
     `tracking_error`, `start_tolerance`, `approach_speed` and `hold_follows` are NaN where the range
@@ -139,12 +135,10 @@ class Limits:
 
     @property
     def hard_lower(self) -> np.ndarray:
-        """(columns,) the larger of the lower limit and the workspace."""
         return np.maximum(self.lower, self.workspace_lower)
 
     @property
     def hard_upper(self) -> np.ndarray:
-        """(columns,) the smaller of the upper limit and the workspace."""
         return np.minimum(self.upper, self.workspace_upper)
 
 
@@ -154,11 +148,7 @@ def make_limits(
     workspace: Mapping[str, tuple[float, float]] | None = None,
     actions: LimitActions | None = None,
 ) -> Limits:
-    """Limits from what a robot file says; a column left out has none.
-
-    Raises:
-        ValueError: a limit for a column that does not exist, or one that makes no sense.
-    """
+    """Limits from a robot file; ValueError for an unknown column or one that makes no sense."""
     columns, workspace = dict(columns or {}), dict(workspace or {})
     for where, given in (('limits', columns), ('workspace', workspace)):
         unknown = sorted(set(given) - set(names))
@@ -173,7 +163,6 @@ def make_limits(
         velocity=np.array([limit.velocity for limit in each], dtype=np.float64),
         acceleration=np.array([limit.acceleration for limit in each], dtype=np.float64),
         step_from_measured=np.array([limit.step_from_measured for limit in each], dtype=np.float64),
-        # None becomes NaN.
         **{
             name: np.array([getattr(limit, name) for limit in each], dtype=np.float64)
             for name in _DERIVED
@@ -190,9 +179,9 @@ class ChunkCheck:
 
     Attributes:
         rejected: reason why it may not be used at all; empty when it may.
-        clamped: values that were outside and are clamped, in words; empty when there were none, or
-            positions by no more than a policy scatters around a rest at the limit (2% of the
-            joint's range), or those of a gripper that closes beyond its limit.
+        clamped: values that were clamped, in words; empty when there were none but a policy's
+            scatter around a rest at the limit (2% of the joint's range), or a gripper closing
+            beyond its own.
         rows: (steps, columns) positions clamped into the limits. Speed and acceleration are
             left to the motion limiter, which knows what is being commanded.
     """
@@ -205,14 +194,7 @@ class ChunkCheck:
 def check_rows(
     rows: np.ndarray, step_time_s: float, limits: Limits, columns: CommandColumns
 ) -> ChunkCheck:
-    """Check every row of a chunk against every limit.
-
-    Args:
-        rows: (steps, columns) finite, in the executor's order and kinds.
-        step_time_s: seconds from row to row.
-        limits: the limits.
-        columns: columns of the executor, which tell positions and velocities.
-    """
+    """Check every row of a chunk, (steps, columns) finite, against every limit."""
     actions = limits.actions
     excesses = [
         ('position', actions.position, _outside(rows, limits.lower, limits.upper, columns)),
@@ -251,7 +233,6 @@ def check_rows(
 
 
 def _grips(limits: Limits) -> np.ndarray:
-    """Columns of grippers, (columns,) bool: they close on an object, whatever is beyond it."""
     return np.isinf(limits.tracking_error)
 
 
@@ -268,17 +249,9 @@ def check_handed_over(
     limits: Limits,
     columns: CommandColumns,
 ) -> str:
-    """Describe what is too fast across a seam or in the rows after it; empty when nothing is.
+    """Describe what is too fast across a hand-over or in the rows after it; empty when nothing is.
 
-    The check of a chunk knows nothing of what it takes over from: here is the step from there to
-    its first executed row, and whatever a cross-fade adds.
-
-    Args:
-        before: (columns,) setpoints of the plan when the chunk takes over.
-        rows: (steps, columns) setpoints that are executed from then on.
-        step_time_s: seconds from row to row.
-        limits: the limits.
-        columns: columns of the executor, which tell positions and velocities.
+    `before` (columns,) is where the plan is then, `rows` (steps, columns) what follows.
     """
     excess, describe = _too_fast(np.vstack([before, rows]), step_time_s, limits, columns)
     # A velocity column's own value was checked with the chunk; `before` is not of the chunk.

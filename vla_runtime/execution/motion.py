@@ -1,9 +1,8 @@
 """One tick of the command: check whether the robot may move, then approach, track, brake, or hold.
 
-Every stop goes through `stop_tick`. It walks on along the plan at a falling pace, so that all
-joints slow down together and stay on their path, and holds where they come to rest; a cause that
-the robot file says to `freeze` on holds at once. The plan is dropped when the robot has come to
-rest.
+A stop (`stop_tick`) goes on along the plan at a falling pace, so that all joints slow down
+together and stay on their path; a cause that the robot file says to `freeze` on holds at once. The
+plan is dropped at rest.
 """
 
 from __future__ import annotations
@@ -23,11 +22,9 @@ from vla_runtime.execution.replanner import Replanner
 from vla_runtime.execution.speed_scaling import SpeedScaling
 from vla_runtime.execution.state import MeasuredState
 
-# A stopped robot that has come to rest is given its hold for so long, on the steady clock: its
-# controller has it by then.
+# A stopped robot is given its hold for so long, steady clock: its controller has it by then.
 _REPEATED_S = 0.5
-# A command that is set to where the robot is already: shorter, since another node may have led it
-# there, and may go on.
+# A command that is set to where the robot is: shorter, since another node may lead the robot.
 _SEAT_REPEATED_S = 0.1
 # A policy is lost when it takes so many times its usual delay to answer.
 _PATIENCE = 3
@@ -48,21 +45,12 @@ class OperatorRequired(Exception):  # noqa: N818 - it is an answer, not an error
 class Motion:
     """Moves the command along the plan; see the module's docstring.
 
-    Args:
-        model: the executor's columns.
-        config: of the executor.
-        guard: check of every tick that the robot may move.
-        commander: owns the command.
-        replanner: owns the plan.
-        counters: counters of the executor.
-
     Attributes:
         commanded_s: steady time of the last command, a tick's or the dead-man's; None before it.
-        scaling: speed at which plans and approaches are followed.
         references: (columns,) where the controllers hold or lead the robot; not-a-number where
             nobody says so.
-        unsent: (columns,) bool, columns that are commanded to nobody: their controllers are off, or
-            were and have not been sent anything since.
+        unsent: (columns,) bool, columns whose controllers are off, or were and have had nothing
+            since.
         unsent_placed: the last command of the unsent columns is where the robot is.
     """
 
@@ -118,16 +106,7 @@ class Motion:
         return self._pace is not None
 
     def run(self, clock_fault: Reason | None, now_s: float, now_ros_ns: int) -> Command:
-        """The command of a started executor for this moment.
-
-        Args:
-            clock_fault: fault of the clocks; None without one.
-            now_s: steady clock.
-            now_ros_ns: ROS clock.
-
-        Raises:
-            OperatorRequired: the robot must stop, and not go on by itself.
-        """
+        """The command of a started executor for this moment; may raise `OperatorRequired`."""
         joining = self._commander.joining
         fault = self._guard.check(
             clock_fault, now_ros_ns, self._commander.command, joins=joining.active
@@ -186,7 +165,7 @@ class Motion:
         self.expect_first_answer()
 
     def expect_first_answer(self) -> None:
-        """Wait for the next answer without an end: it is the first, and may take its time."""
+        """Wait for the next answer without an end: it is the first."""
         self._has_moved = False
         self._waited_s = 0.0
 
@@ -244,14 +223,7 @@ class Motion:
     def stopped_tick(
         self, reason: Reason, clock_fault: Reason | None, now_s: float, now_ros_ns: int
     ) -> Command:
-        """One tick of an executor that is not started: come to rest, then hold.
-
-        Args:
-            reason: reason why it is not started.
-            clock_fault: fault of the clocks; None without one.
-            now_s: steady clock.
-            now_ros_ns: ROS clock.
-        """
+        """One tick of an executor that is not started: come to rest, then hold."""
         dt_s = self._elapsed_s(now_s)
         if self._between_clock_messages(dt_s):
             if clock_fault is None:
@@ -287,7 +259,6 @@ class Motion:
         return command
 
     def note_unsent(self, columns: np.ndarray) -> None:
-        """Note which columns are commanded to nobody, (columns,) bool."""
         begun = columns & ~self.unsent
         if np.count_nonzero(begun):
             rests = self._guard.state.still_for(RESTS_AFTER_S)
@@ -296,7 +267,6 @@ class Motion:
         np.copyto(self.unsent, columns)
 
     def _place_unsent(self, state: MeasuredState | None) -> None:
-        """Take the command of unsent columns along, so that it is true when they are sent again."""
         self.unsent_placed = False
         commander = self._commander
         if self.braking or commander.moving or not commander.has_commanded:
@@ -322,7 +292,7 @@ class Motion:
             self._guard.detail = self._guard.detail or plausibility.describe()
 
     def _others_lead(self, state: MeasuredState | None) -> bool:
-        """Return whether a controller follows another node; the command goes along unsent."""
+        """Return whether a controller follows another node; the command follows it unsent."""
         commander = self._commander
         led = commander.led_away(self.references)
         if not np.count_nonzero(led):
@@ -337,9 +307,8 @@ class Motion:
         """Set the command of joints that a person moved, and that rest, to where they are.
 
         What a joint presses on is given up once in a stop: one that hangs below every command would
-        sink further each time. A joint that has stood still since the stop began, and is not known
-        to be blocked, is given up slowly: a bus that repeats an old position says the same of one
-        that went along.
+        sink further each time. A joint that has stood still since the stop began is given up
+        slowly: a bus that repeats an old position says the same.
         """
         commander = self._commander
         blocked = self._guard.blocked_joints.blocked
@@ -368,11 +337,7 @@ class Motion:
     ) -> Command:
         """One tick of a stop, or of the hold that it ends in.
 
-        Args:
-            reason: why.
-            dt_s: seconds since the last command; 0.0 where that is unknown.
-            now_s: steady clock.
-            now_ros_ns: ROS clock; None where no measured position is to be looked at.
+        `dt_s` is 0.0 where unknown; without `now_ros_ns` no measured position is looked at.
         """
         commander = self._commander
         state = None if now_ros_ns is None else self._trusted_state(now_ros_ns)
@@ -396,12 +361,7 @@ class Motion:
         return commander.command
 
     def dead_man(self, now_s: float, *, started: bool) -> Command | None:
-        """The command when ticks have stopped coming; `None` while they come.
-
-        Args:
-            now_s: steady clock.
-            started: the executor is, so that the silence is a fault that begins.
-        """
+        """The command when ticks have stopped coming, which is a fault; `None` while they come."""
         guard, commander = self._guard, self._commander
         silent_s = guard.silent_s(now_s)
         if silent_s is None:
@@ -426,14 +386,10 @@ class Motion:
         return commander.command
 
     def _between_clock_messages(self, elapsed_s: float) -> bool:
-        """Return whether the robot moves in a simulated world whose time stands still just now.
-
-        Braking and giving way take time; without any they would be a step.
-        """
+        """Return whether the robot moves in a simulated world whose time stands still just now."""
         return self._on_ros_clock and elapsed_s <= 0.0 and self._commander.moving
 
     def _elapsed_s(self, now_s: float) -> float:
-        """Seconds since the last command, a tick's or the dead-man's; 0.0 where that is unknown."""
         if self._on_ros_clock:
             return self._guard.elapsed_s
         elapsed_s = 0.0 if self.commanded_s is None else now_s - self.commanded_s
@@ -506,7 +462,6 @@ class Motion:
         return command
 
     def _require_policy(self, dt_s: float) -> None:
-        """Raise `OperatorRequired` where the policy has not answered for too long."""
         self._waited_s += dt_s
         replanner = self._replanner
         usual_steps = replanner.delays.estimate(replanner.parameters.delay)

@@ -1,7 +1,4 @@
-"""Limits one tick of motion: position, speed, acceleration and distance from the robot.
-
-Every command passes here last: rows of a chunk, seams, resumed plans and approaches.
-"""
+"""Limits one tick of motion: position, speed, acceleration and distance from the robot."""
 
 from __future__ import annotations
 
@@ -37,28 +34,22 @@ class MotionLimiter:
     2. Speed never exceeds its limit, neither from tick to tick nor in the velocity sent beside a
        position.
     3. Acceleration never exceeds its limit, and the approach to a position limit is slowed down
-       in time for this to stay so. Three things are exempt: a hold, which stops at once; the
-       distance from the measured position, where the robot is pushed away from the command; and
-       the command after a pause, which contains no more than `longest_s`.
+       in time. Exempt are a hold, which stops at once; the distance from the measured position,
+       where the robot is pushed away; and the command after a pause (`longest_s`).
 
-    All three hold by the times at which commands are given, however uneven the ticks are. The
-    velocity of a tick is its step over the time since the last command. It may change by the
-    acceleration times the shorter of two spans: this tick, or the mean of this tick and the last
-    one. So a second difference of the commands stays within the limit, divided by either span.
+    All three hold however uneven the ticks are. The velocity of a tick is its step over the time
+    since the last command. It may change by the acceleration times the shorter of this tick and the
+    mean of this tick and the last one, so a second difference of the commands stays within the
+    limit.
 
-    A target that is within the limits comes out unchanged, bit by bit. When the command has fallen
-    behind its target, it closes the distance within the acceleration and does not overshoot
-    (`_find_fastest`).
-
-    The columns of a rotation are not limited one by one: `RotationLimiters` limits its angle. It
-    comes out at length 1.
+    A target within the limits comes out unchanged, bit by bit. A command that has fallen behind
+    closes the distance within the acceleration and does not overshoot (`_find_fastest`).
+    `RotationLimiters` limits the columns of a rotation, which comes out at length 1.
 
     Args:
-        limits: limits of the columns.
-        columns: columns of the executor: kinds, and which are measured.
         longest_s: motion that one command may contain at top speed, in seconds: the robot's
-            controller executes each command in about one period, and has come to rest when the
-            next one is late. So a late command must not make up the way of the pause.
+            controller executes each command in about one period, and rests when the next one is
+            late.
     """
 
     def __init__(
@@ -115,10 +106,9 @@ class MotionLimiter:
         self._roots = np.zeros((3, columns.count))
 
     def stop(self, dt_s: float = 0.0) -> None:
-        """Forget the velocity: the next tick starts from start_state.
+        """Forget the velocity: the next tick starts from rest.
 
-        Args:
-            dt_s: seconds since the last command, 0 where that is unknown.
+        `dt_s` is 0 where the time since the last command is unknown.
         """
         self.velocities[:] = 0.0
         self._turns.stop()
@@ -138,15 +128,12 @@ class MotionLimiter:
 
     @property
     def moving(self) -> bool:
-        """True when the last command moved."""
         return bool(np.count_nonzero(self.velocities))
 
     def outside(self, command: np.ndarray) -> bool:
-        """Return whether any position lies outside its limits."""
         return bool(((command < self._lowest) | (command > self._highest)).any())
 
     def too_far(self, target: np.ndarray, measured: np.ndarray) -> bool:
-        """Return whether a target is further from the measured position than allowed."""
         if not self._step_limited:
             return False
         np.subtract(target, measured, out=self._scratch)
@@ -173,8 +160,7 @@ class MotionLimiter:
             target: (columns,) what is wanted now, in each column's own kind.
             velocity: (columns,) velocity of the target; overwritten with the command's velocity.
             measured: (columns,) measured positions, finite; None where they are not to be trusted:
-                then nobody knows how far a velocity column is from its position limits, and it
-                keeps those of speed and acceleration alone.
+                then a velocity column keeps the limits of speed and acceleration alone.
             dt_s: seconds since the last command, larger than 0.
             speed: (columns,) a lower speed that is wanted; reached within the acceleration. In the
                 columns of a rotation rad/s.
@@ -219,14 +205,7 @@ class MotionLimiter:
         velocity: np.ndarray,
         dt_s: float,
     ) -> bool:
-        """Make the result the command, and say whether it counts as limited.
-
-        Args:
-            command: (columns,) overwritten.
-            target: (columns,) what was wanted.
-            velocity: (columns,) velocity of the target; overwritten with the command's.
-            dt_s: seconds since the last command.
-        """
+        """Make the result the command; return whether it counts as limited."""
         columns, goal = self._columns, self._result
         np.not_equal(goal, target, out=self._changed)
         self._take(command, dt_s)
@@ -253,10 +232,7 @@ class MotionLimiter:
         return True
 
     def causes(self) -> Iterator[tuple[str, LimitKind]]:
-        """Yield what counts as limited in the last command, by its label, and the limit.
-
-        To be called after an `apply` that returned True.
-        """
+        """Yield what `apply` limited in the last command, by its label, and the limit."""
         for column in np.flatnonzero(self._limited).tolist():
             yield self._columns.labels[column], self._cause(column)
 
@@ -291,15 +267,7 @@ class MotionLimiter:
         dt_s: float,
         stay_near: bool = True,
     ) -> None:
-        """Slow `command` down for one tick as fast as acceleration allows, in place.
-
-        Args:
-            command: (columns,) what was commanded; overwritten with what is commanded now.
-            velocity: (columns,) overwritten with the command's velocity.
-            measured: (columns,) measured positions, finite; None where they are not to be trusted.
-            dt_s: seconds since the last command, larger than 0.
-            stay_near: keep to the largest distance from the measured position.
-        """
+        """Slow `command` down for one tick as fast as acceleration allows; see `apply`."""
         near = self._measure_reach(measured, stay_near)
         np.copyto(self._result, command)
         self._wanted[:] = 0.0
@@ -324,7 +292,6 @@ class MotionLimiter:
         return True
 
     def _take(self, command: np.ndarray, dt_s: float) -> None:
-        """Make the result the command, and remember its velocity."""
         goal, columns = self._result, self._columns
         np.subtract(goal, command, out=self.velocities)
         self.velocities /= dt_s
@@ -343,11 +310,7 @@ class MotionLimiter:
         *,
         near: bool,
     ) -> None:
-        """Measure the distance to the goal, apart from its own motion, and to the limits.
-
-        The reach from the measured position is a limit like the others, as if the robot stood
-        still: one that lags, or is heard of seldom, slows the command in time.
-        """
+        """Measure the distance to the goal, apart from its own motion, and to the limits."""
         distance, above, below = self._distance
         np.multiply(velocity, -dt_s, out=distance)
         distance += goal
@@ -371,10 +334,8 @@ class MotionLimiter:
         """Find the largest speed v from which the robot can stop within each distance d.
 
         v solves `v·dt + v²/a = d`: after this tick the way left is `v²/a`, enough to brake with
-        half the acceleration. Uneven ticks leave half of it at worst, with a long tick after each
-        short one (`_span`); and whatever the next tick is, its braking leaves `v²/a` again.
-        Without a limit of acceleration the distance may be covered in one tick. For a velocity
-        column dt is longer by `_LATE_S`, which asks for a/2 at most, too.
+        half the acceleration, which is what uneven ticks leave at worst (`_span`). A velocity
+        column's dt is longer by `_LATE_S`.
         """
         roots, fastest = self._roots, self._fastest
         np.multiply(self._distance, self._inverse, out=roots)
@@ -390,7 +351,6 @@ class MotionLimiter:
     def _limit_velocity(
         self, velocity: np.ndarray, dt_s: float, speed: np.ndarray | None, at_most: float | None
     ) -> None:
-        """Bring the wanted velocity within all limits; later limits take precedence."""
         closing, up, down = self._fastest
         np.copyto(self._next, self._wanted)
         limit = self._speed
@@ -418,11 +378,7 @@ class MotionLimiter:
         np.maximum(self._next, down, out=self._next)
 
     def _reserve(self, dt_s: float) -> np.ndarray:
-        """Speed, beyond the target's, that a quarter of the acceleration takes away in a tick.
-
-        A plan that accelerates is ahead of its own velocity by a little at every tick. That is no
-        way to be made up for, however small the share of the acceleration that it needs.
-        """
+        """Speed, beyond the target's, that a quarter of the acceleration takes away in a tick."""
         return np.multiply(self._acceleration, _RESERVED * self._span(dt_s), out=self._scratch)
 
     def _clip_late(self, limit: np.ndarray, dt_s: float) -> None:
@@ -436,7 +392,6 @@ class MotionLimiter:
         self._clip_next(self._zeros, width)
 
     def _clip_next(self, centre: np.ndarray, width: np.ndarray) -> None:
-        """Keep the next velocity within `centre ± width`."""
         np.subtract(centre, width, out=self._scratch)
         np.maximum(self._next, self._scratch, out=self._next)
         np.add(centre, width, out=self._scratch)

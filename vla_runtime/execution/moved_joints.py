@@ -1,10 +1,8 @@
 """Joints of a stopped robot that a person has moved, and where they rest now.
 
-An arm that is moved by hand while its motors are off must not swing back when they come on again:
-the controller would still have the old command. So the command is set to where the arm is, at once,
-because the arm is there. What merely hangs below its command is another matter: it would sink a
-little further with every new command. A person moves a joint swiftly, and it stays where it was
-put; what creeps, or sinks again as soon as its command was set, is left alone.
+An arm that is moved by hand while its motors are off must not swing back when they come on again.
+So the command is set to where the arm is. What merely hangs below its command would sink further
+with every new one: what creeps, or sinks again as soon as its command was set, is left alone.
 """
 
 from __future__ import annotations
@@ -19,13 +17,12 @@ RESTS_AFTER_S = 0.5
 # A joint is looked at for so long at a time, and by so many messages at least.
 _WINDOW_NS = 400_000_000
 _SAMPLES = 3
-# Way within that time, as a share of `hold_follows`, up to which a joint rests (a person who keeps
-# an arm up trembles), and from which on a person moves it; and the most by which the mean of a
-# joint at rest goes on from look to look.
+# Shares of `hold_follows` within that time: way up to which a joint rests (a person who keeps an
+# arm up trembles); way from which on a person moves it; most drift of the mean between windows.
 _RESTS_SHARE, _SWIFT_SHARE, _DRIFT_SHARE = 0.8, 0.4, 0.3
 # Way of a joint at rest, as a share of `hold_follows`, that is worth a new command.
 _MOVED_SHARE = 0.5
-# A joint that has stayed at its new command for so many looks is held there.
+# A joint that has stayed at its new command for so many windows is held there.
 _PROVEN = 2
 # An arm that arrives covers no more from one message to the next, as a share of `hold_follows`.
 _ARRIVES_SHARE = 2.0
@@ -33,17 +30,12 @@ _ARRIVES_SHARE = 2.0
 _BESIDE, _LONG_AGO = 4, 1000
 # A joint that sinks again does so by about as much as before.
 _SINKS_AGAIN = 1.5
-# A way that was covered from one message to the next by this share was not seen: it is a wrong
-# reading, or too fast to tell from one.
+# A way covered from one message to the next by this share is a wrong reading, or too fast to tell.
 _SEEN_SHARE = 0.5
 
 
 class MovedJoints:
-    """Finds joints that were moved while their command stood still.
-
-    Args:
-        model: the executor's columns.
-    """
+    """Finds joints that were moved while their command stood still."""
 
     def __init__(self, model: ColumnModel) -> None:
         count = model.columns.count
@@ -51,17 +43,17 @@ class MovedJoints:
         self._follows = model.follows
         self._small = _MOVED_SHARE * model.follows
         self._begun = False
-        # No look at them has ended yet: the arm arrives.
+        # No window has ended yet: the arm arrives.
         self._arrives = np.ones(count, dtype=bool)
         # Where the joints came to rest, how far short of their command, and whether they have.
         self._place = np.zeros(count)
         self._sag = np.zeros(count)
         self._known = np.zeros(count, dtype=bool)
-        # How far they were from their command when it was set to where they were, and for how many
-        # looks they have stayed there.
+        # How far they were from their command when it was set, and for how many windows they
+        # stayed.
         self._left = np.zeros(count)
         self._stayed = np.zeros(count, dtype=np.int64)
-        # The look at them that is under way, and what the last ones said.
+        # The window that is under way, and what the last ones said.
         self._lowest, self._highest = np.zeros(count), np.zeros(count)
         self._since_ns = np.zeros(count, dtype=np.int64)
         self._seen_ns = np.zeros(count, dtype=np.int64)
@@ -74,11 +66,10 @@ class MovedJoints:
         self._since_swift = np.full(count, _LONG_AGO)
 
     def leave(self) -> None:
-        """Note that the command moves."""
         self._begun = False
 
     def seat(self, columns: np.ndarray, command: np.ndarray, measured: np.ndarray) -> None:
-        """Note that the command (columns,) of some columns is set to where they are."""
+        """Note that the command of some columns (bool) was set to where they are."""
         np.copyto(self._left, command - measured, where=columns)
         self._stayed[columns] = 0
         np.copyto(self._place, measured, where=columns)
@@ -89,13 +80,7 @@ class MovedJoints:
     def find(self, command: np.ndarray, state: MeasuredState, *, pressed: np.ndarray) -> np.ndarray:
         """Return the joints whose command is to be set to where they are, (columns,) bool.
 
-        For every tick at rest.
-
-        Args:
-            command: (columns,) command that stands still.
-            state: plausible measured positions.
-            pressed: (columns,) bool, columns that did not get where they were commanded to: what
-                they still press on, or would jump to, is given up.
+        For every tick at rest. What `pressed` columns (bool) still press on is given up.
         """
         measured = state.positions
         if not self._begun:
@@ -117,7 +102,6 @@ class MovedJoints:
         state: MeasuredState,
         pressed: np.ndarray,
     ) -> np.ndarray:
-        """Return the joints that a person has moved to where they rest."""
         stays = looked & (np.abs(lead) <= self._small)
         self._stayed[stays] += 1
         self._stayed[looked & ~stays] = 0
@@ -138,7 +122,7 @@ class MovedJoints:
         # A joint that has come to its command but for its sag is where it was sent.
         arrived = rests & ~self._known & ~found & ~pressed & (np.abs(lead) <= self._follows)
         self._settle(arrived | sinks, lead, state)
-        # A joint that has just set out counts from the next look on.
+        # A joint that has just set out counts from the next window on.
         swift = self._moves & ~self._arrives
         self._swift |= swift
         self._since_swift[swift] = 0
@@ -174,7 +158,7 @@ class MovedJoints:
         self._sum[columns] = 0.0
 
     def _look(self, measured: np.ndarray, state: MeasuredState) -> np.ndarray:
-        """Take note of what was measured; return the columns of which a look has ended."""
+        """Take note of what was measured; return the columns whose window has ended."""
         # The clock was set back.
         self._begin_look(state.stamps < self._since_ns, measured, state)
         new = state.stamps != self._seen_ns
@@ -198,7 +182,7 @@ class MovedJoints:
         return ended
 
     def _settle(self, columns: np.ndarray, lead: np.ndarray, state: MeasuredState) -> None:
-        """Take joints to be where they were sent, but for their sag."""
+        """Set joints to where they were sent, but for their sag."""
         if not np.count_nonzero(columns):
             return
         np.copyto(self._place, state.positions, where=columns)

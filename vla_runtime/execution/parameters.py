@@ -47,9 +47,8 @@ class ExecutorParameters:
 
     `replan_interval` is S. `replan_mode` `asynchronous` asks so early that the next chunk arrives
     in time; `synchronous` executes S steps, holds, asks, and goes on. `overrun` is for a late
-    chunk: `hold`, or `continue` along the old chunk for at most `max_overrun_steps` and then hold.
-    `cubic` interpolation has a continuous velocity. `request_timeout_s` counts on the steady clock,
-    the age of an observation on the ROS clock.
+    chunk: `hold`, or `continue` for at most `max_overrun_steps` and then hold. `request_timeout_s`
+    counts on the steady clock, the age of an observation on the ROS clock.
     """
 
     replan_interval: int = setting(

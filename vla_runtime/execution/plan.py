@@ -1,8 +1,7 @@
 """A plan is setpoints at step times; sampling it is a pure function of the plan and the time.
 
-Knot k of a plan is the setpoint at step time `first_step + k`; interval k leads from knot k to
-knot k+1. Every interval is a cubic polynomial in the fraction of the step that has gone by, so
-linear and cubic plans are sampled by the same few operations. Times are counted in steps.
+Knot k is the setpoint at step time `first_step + k`; interval k, from knot k to knot k+1, is a
+cubic polynomial in the fraction of the step that has gone by. Times are counted in steps.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ class Plan:
     """Setpoints at consecutive step times and the curve through them.
 
     Attributes:
-        first_step: step time of knot 0.
         knots: (n + 1, columns) setpoints.
         slopes: (n + 1, columns) derivative at the knots, per step; meaningless when linear.
         coefficients: (n, 4, columns); interval k at fraction u is `[1, u, u², u³] @ c[k]`.
@@ -33,16 +31,10 @@ class Plan:
 
 
 def monotone_slopes(knots: np.ndarray) -> np.ndarray:
-    """Slopes of the cubic that does not overshoot its knots, per step.
+    """Slopes, per step, of the cubic that does not overshoot its knots, both (n + 1, columns).
 
     Harmonic mean of the neighbouring secants, zero at an extremum (Fritsch and Butland 1984,
     equally spaced knots); one-sided three-point slopes at the ends, limited in the same way.
-
-    Args:
-        knots: (n + 1, columns), n >= 0.
-
-    Returns:
-        (n + 1, columns).
     """
     slopes = np.zeros_like(knots)
     if len(knots) < 2:
@@ -80,8 +72,7 @@ def make_plan(
     Args:
         knots: (n + 1, columns) float64, finite; n >= 0.
         first_step: step time of knot 0.
-        interpolation: `linear` (straight, velocity jumps at knots) or `cubic` (velocity is
-            continuous).
+        interpolation: `linear` (velocity jumps at knots) or `cubic` (velocity is continuous).
         slopes: (n + 1, columns) for `cubic`; the monotone ones when not given.
     """
     knots = np.asarray(knots, dtype=np.float64)
@@ -122,12 +113,7 @@ class Sampler:
     ) -> None:
         """Write setpoints and derivatives (per step) into `positions` and `velocities`.
 
-        Args:
-            plan: the plan; must have the interval.
-            interval: index into `plan.coefficients`.
-            fraction: 0 to 1 of the interval.
-            positions: (columns,) float64, overwritten.
-            velocities: (columns,) float64, overwritten.
+        The time is `fraction`, 0 to 1, of the plan's interval; both arrays are (columns,) float64.
         """
         square = fraction * fraction
         powers, derivative = self._powers, self._derivative

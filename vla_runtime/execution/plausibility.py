@@ -1,8 +1,4 @@
-"""Measured positions that no motion of the robot can explain.
-
-A servo bus glitch, a reading that is one turn off, or a second node that publishes zeros brings
-numbers that the robot cannot have. Nothing may move because of them.
-"""
+"""Measured positions that no motion of the robot can explain: nothing may move because of them."""
 
 from __future__ import annotations
 
@@ -14,8 +10,7 @@ from vla_runtime.execution.column_model import ColumnModel
 
 # A joint may be pushed or fall faster than it is commanded.
 _MARGIN = 1.5
-# Drivers stamp what they read by so many seconds unevenly; in a simulated world by the time from
-# one clock message to the next.
+# Unevenness of a driver's stamps, seconds; in a simulated world of the clock messages.
 _STAMP_JITTER_S, _SIMULATED_JITTER_S = 0.01, 0.1
 # Noise of an encoder, rad.
 _NOISE = 0.01
@@ -24,8 +19,8 @@ _PERSIST_NS = 500_000_000
 _PERSIST_SAMPLES = 5
 # After a value that was refused nothing measured is trusted for so long.
 DOUBT_NS = 500_000_000
-# While values are refused the robot comes to rest: the time since the last good one counts for no
-# more than this, or any value would be near enough after a while.
+# While values are refused the time since the last good one counts for no more than this, or any
+# value would be near enough after a while.
 _DOUBT_REACH_NS = 100_000_000
 # Samples after a gap of which each may still show that the first one was wrong.
 _PROBATION = 5
@@ -33,8 +28,8 @@ _PROBATION = 5
 _SELDOM = 4
 # One that sends seldom has lost a message after so many of its intervals.
 _LOST = 2
-# A joint that is found elsewhere after an outage rests there for so long before a hold comes to it,
-# and after a shorter gap, in which nobody moves an arm far, for so long.
+# A joint found elsewhere after an outage, or after a shorter gap, rests there for so long before a
+# hold comes to it.
 _RESTS_S, _RESTS_AFTER_GAP_S = 0.5, 2.0
 # No hand, and no fall, accelerates a joint by more, rad/s2. What jumps further was not seen going.
 _SWIFTEST = 15.0
@@ -73,15 +68,13 @@ class _Candidate:
 
 
 class Plausibility:
-    """Judges the values of a message by the last ones that were taken.
+    """Judges the values of a message by the last ones that were accepted.
 
-    A joint may be as far from its last place as 1.5 times its `velocity` allows in the time
-    between the two stamps, and in that between the two before: drivers send unevenly. All that lies
-    between its last place and its command counts as its last place: a servo bus that repeated an
-    old position for a moment comes back there. A joint without a `velocity` (the robot file has
-    none without) is not judged. After a gap, where any distance may be allowed, a value is refused
-    that lies outside the position limits, or is exactly zero, which is what a failed read looks
-    like.
+    A joint may be as far from its last place as 1.5 times its `velocity` allows in the time between
+    the two stamps, and in that between the two before: drivers send unevenly. All that lies between
+    its last place and its command counts as its last place: a servo bus that repeated an old
+    position comes back there. A joint without a `velocity` is not judged. After a gap a value is
+    refused that lies outside the position limits, or is exactly zero, as a failed read looks like.
 
     A way that no joint goes from one message to the next was not seen (`unseen`), whether it was
     refused first or not. It is forgotten where the joint is back, or is where it is commanded.
@@ -95,10 +88,10 @@ class Plausibility:
     Attributes:
         doubted_until_ns: nothing measured is to be trusted before this stamp.
         refused: count of refused messages.
-        returned: (columns,) bool, columns that were found elsewhere after a gap, by the same
-            publisher: a hold comes to them once they have rested there for `rests_s`.
-        taken_over: (columns,) bool, columns whose place was given up for values that had been
-            refused and stayed, or that are of another publisher. No hold follows them there.
+        returned: (columns,) bool, found elsewhere after a gap, by the same publisher: a hold comes
+            to them once they have rested there for `rests_s`.
+        taken_over: (columns,) bool, given up for values that had been refused and stayed, or that
+            are of another publisher. No hold follows them there.
         rests_s: (columns,) see `returned`.
         after_outage: (columns,) bool, columns that no hold has come to since an outage.
         counts: (columns,) bool, continuous columns whose driver counts turns.
@@ -162,10 +155,7 @@ class Plausibility:
         return self.taken_over | self.returned | (np.abs(self._hole) > self._follows)
 
     def clear(self) -> None:
-        """Compare no stamp with those of before: the clock jumped.
-
-        The robot is where it was, but in a simulated world.
-        """
+        """Compare no stamp with those before a clock jump."""
         self._unstamped[:] = True
         if self._simulated:
             self._last[:] = np.nan
@@ -179,7 +169,7 @@ class Plausibility:
         self.taken_over[columns] = self.returned[columns] = False
 
     def begin_anew(self, columns: np.ndarray) -> None:
-        """Take the next values of these places for the first ones: those before said nothing."""
+        """Accept the next values of these places as the first ones."""
         self._last[columns] = np.nan
         self.trust(columns)
 
@@ -201,9 +191,8 @@ class Plausibility:
         Args:
             target: (n,) columns that it brings.
             values: (n,) float64; what is not a number is left to the watchdog.
-            stamp_ns: its stamp.
             source: publisher that it came from; '' where that is unknown.
-            commanded: (columns,) places that are commanded, not-a-number where none is; None before
+            commanded: (columns,) commanded positions, not-a-number where there is none; None before
                 the first command.
         """
         last, interval_ns = self._last[target], self._interval[target]
@@ -304,7 +293,6 @@ class Plausibility:
         return np.maximum(beside, 0.0), near
 
     def _reach(self, target: np.ndarray, elapsed_ns: np.ndarray) -> np.ndarray:
-        """Return the distances (n,) that the time allows."""
         return self._speed[target] * (elapsed_ns * 1e-9 + self._jitter_s) + self._floor[target]
 
     @staticmethod
@@ -388,10 +376,7 @@ class Plausibility:
         )
 
     def describe_unseen(self, columns: np.ndarray) -> str:
-        """Name the joint, of these columns (columns,) bool, that went furthest unseen.
-
-        And how far, and what to look at.
-        """
+        """Name the joint of these columns (bool) that went furthest unseen, and what to look at."""
         ways = np.where(columns, np.abs(self._hole), -1.0) / self._columns.scale
         worst = int(np.argmax(ways))
         others = int(np.count_nonzero(columns)) - 1

@@ -1,11 +1,8 @@
 """Replanning: the way of a chunk from its arrival to its last executed row.
 
-A chunk that `chunk_check` found fit is checked against what the robot is doing (order, age, the
-step across the seam), then spliced into the timeline behind the one in force, at the index that the
-robot has reached since its observation. It takes over at the boundary of the one in force. Whether
-the robot may move at all is not decided here but in `executor`.
-
-Parameters are staged: they come into force with the next chunk that takes over.
+A chunk is checked against what the robot is doing (order, age, the step at the hand-over), then
+spliced into the timeline at the index that the robot has reached since its observation. It takes
+over at the boundary of the one in force; parameters that were set meanwhile do so with it.
 """
 
 from __future__ import annotations
@@ -92,7 +89,7 @@ class Replanner:
 
     @property
     def unconditioned(self) -> bool:
-        """True when, under `rtc`, the chunk in force was not tied to the plan before it."""
+        """True when, under `rtc`, the chunk in force was not conditioned on the plan before it."""
         segment = self.timeline.in_force
         if segment is None or self.parameters.handover.mode != 'rtc':
             return False
@@ -115,7 +112,7 @@ class Replanner:
         """Take up other parameters at the next chunk boundary.
 
         A chunk that waits there is handed over anew, unless that would be too fast where speed is
-        to be rejected: it then stays as it was, and they come into force with the next one.
+        rejected: they then come into force with the next one.
 
         Raises:
             ValueError: they want more steps than the last chunk had.
@@ -138,11 +135,7 @@ class Replanner:
         future_tolerance_s: float,
         start_state: StartState,
     ) -> SubmitResult:
-        """Let a chunk take over at the next boundary.
-
-        Raises:
-            Refused: nothing of it is used.
-        """
+        """Let a chunk take over at the next boundary (Refused: nothing of it is used)."""
         unset = self.timeline.step_ns == 0
         try:
             return self._take(checked, header, now_ros_ns, future_tolerance_s, start_state)
@@ -240,14 +233,7 @@ class Replanner:
         return delay
 
     def _check_clamps(self, checked: CheckedChunk, rows: np.ndarray | None) -> str:
-        """Describe what is clamped, in the chunk or across its seam; raise `Refused` if it may not.
-
-        Args:
-            checked: the chunk.
-            rows: (rows, columns) after hand-over. None for a cold start: there the start's
-                tolerance decides how far away the first row may be, and the motion limiter how fast
-                it is reached.
-        """
+        """Describe what is clamped, in the chunk or across its hand-over; may raise `Refused`."""
         found = [checked.clamped]
         if rows is not None:
             too_fast = self._too_fast(rows)
@@ -262,7 +248,6 @@ class Replanner:
         return clamped
 
     def _too_fast(self, rows: np.ndarray) -> str:
-        """Describe what is too fast in the rows that would be executed; empty when nothing is."""
         wanted = self.staged.replan_interval + self.staged.overrun_steps
         before, step_s = self.timeline.setpoint_at_join(), self.timeline.step_time_s
         return check_handed_over(before, rows[:wanted], step_s, self._limits, self._columns)
@@ -325,7 +310,6 @@ class Replanner:
 
     @property
     def due(self) -> bool:
-        """Return whether the next chunk is due to be requested."""
         timeline, requests = self.timeline, self.requests
         segment = timeline.in_force
         if self._latch.closed:
@@ -341,11 +325,7 @@ class Replanner:
         return self._leaves_rows_at(segment.end_step)
 
     def _due_beside(self, served: int) -> bool:
-        """Return whether to ask for the chunk after so many that are awaited, or wait to take over.
-
-        One is asked for every replan interval, as long before its boundary as the first one was. A
-        policy that cannot follow is asked as often as it answers, because so many are open then.
-        """
+        """Return whether to ask for another chunk while others are awaited or wait to take over."""
         requests, parameters, timeline = self.requests, self.parameters, self.timeline
         if len(requests.open) >= requests.most or requests.most == 1:
             return False
@@ -385,11 +365,9 @@ class Replanner:
 
     @property
     def _outlasted(self) -> bool:
-        """True when every inference takes as long as a chunk lasts, or longer."""
         return self.delays.shortest >= self.horizon
 
     def ask(self, now_s: float, now_ros_ns: int, past_steps: int) -> PlanRequest:
-        """Open a request; return the plan to send with it."""
         self._asked_elapsed_ns = self.elapsed_ns
         self._counters.requests += 1
         request = self.requests.ask(now_s, now_ros_ns, self._counters.accepted)
@@ -398,11 +376,7 @@ class Replanner:
     def committed_plan(
         self, now_ros_ns: int, past_steps: int, request: OpenRequest | None = None
     ) -> PlanRequest:
-        """Return the setpoints still to be executed, from the current step on.
-
-        Executed for certain is what comes before the answer can take over, or the answer to an
-        older request that is still open.
-        """
+        """Return the setpoints still to be executed, from the current step on."""
         timeline, requests = self.timeline, self.requests
         first, rows = timeline.committed_rows(past_steps)
         takeover = timeline.joins_at()
@@ -422,11 +396,7 @@ class Replanner:
         )
 
     def _as_written(self, first: int, rows: np.ndarray) -> np.ndarray:
-        """Convert the plan's rows, from a step on, to the form of the chunks.
-
-        A policy that continues the plan compares it with its own numbers, so each row is written
-        like the newest chunk's row for the same step.
-        """
+        """Convert the plan's rows, from a step on, to the form of the newest chunk's rows."""
         form, segment = self._columns.form, self.timeline.pending or self.timeline.in_force
         if form is None:
             return rows
@@ -442,15 +412,10 @@ class Replanner:
         self._counters.observation_age_ns += self.observation_age_ns
 
     def record(self, now_ros_ns: int) -> None:
-        """Remember which step is current at this ROS time."""
         self.history.record(now_ros_ns, self.timeline.consumed_ns, self.elapsed_ns)
 
     def advance(self, dt_ns: int) -> Segment:
-        """Let plan time pass; only where the timeline is not at its end.
-
-        Returns:
-            The segment in force now.
-        """
+        """Let plan time pass, where the timeline is not at its end; return the segment in force."""
         timeline, counters = self.timeline, self._counters
         begun = timeline.next_step
         took_over = timeline.advance(dt_ns)
@@ -467,11 +432,7 @@ class Replanner:
         return segment
 
     def finish_plan(self, setpoints: np.ndarray) -> None:
-        """The plan is executed to its end: hold at the setpoints.
-
-        What chunks said is forgotten with it: steps stand still in a hold, so that a chunk would
-        stay live for ever, and a robot at rest has nothing to average with.
-        """
+        """Hold at the setpoints, at the plan's end, and forget what chunks said."""
         self._live.clear()
         self.parameters = self.staged
         self._counters.dropped += self.timeline.pending is not None

@@ -10,22 +10,18 @@ from vla_runtime.execution.parameters import DelayParameters
 
 
 class DelayEstimator:
-    """A quantile of the delays observed in this episode, in steps.
-
-    The first inference warms up engines and caches and never counts.
-    """
+    """A quantile of the delays observed in this episode, steps, but for the first, the warm-up."""
 
     def __init__(self) -> None:
         self._delays: deque[int] = deque()
         self._warming_up = True
 
     def clear(self) -> None:
-        """Forget all delays: a new episode or policy process, with its warm-up to come."""
+        """Forget all delays: a new episode or policy process."""
         self._delays.clear()
         self._warming_up = True
 
     def observe(self, delay_steps: int, parameters: DelayParameters) -> None:
-        """Count one delay, unless it is the warm-up's."""
         if self._warming_up:
             self._warming_up = False
             return
@@ -56,9 +52,9 @@ _AGES = 32
 class FrameAge:
     """Age of the frames that requests were answered from, at the time of the request.
 
-    One age is too few where frames come slower than requests, or out of step with them: ages differ
-    by up to the time between two frames. The last two follow a camera that becomes faster at once.
-    The last 32 leave next to no frame that is older than expected.
+    Ages differ by up to the time between two frames, where frames are slower than requests. The
+    last two follow a camera that becomes faster at once; hardly any frame is older than the longest
+    of 32.
 
     Attributes:
         longest_ns: the longer of the last two, nanoseconds; 0 before the first.
@@ -72,7 +68,6 @@ class FrameAge:
         self.longest_of_many_ns = 0
 
     def clear(self) -> None:
-        """Forget all ages: a new episode."""
         self._ages.clear()
         self.longest_ns = 0
         self.longest_of_many_ns = 0
@@ -96,9 +91,7 @@ class OpenRequest:
     """A request whose answer is awaited.
 
     Attributes:
-        number: its number, which the answer carries back.
         asked_s, sent_s: steady times at which it was made, and sent last.
-        asked_ros_ns: ROS time at which it was made.
         accepted: chunks accepted until then; another one since means another plan.
     """
 
@@ -113,7 +106,6 @@ class Requests:
     """The requests for chunks that are still awaited, each with its own time-out.
 
     Attributes:
-        number: number of the newest request, counted from 1.
         open: requests that are awaited, oldest first.
         most: requests that may be open at once: as many inferences as the policy has under way.
         answered: a chunk that serves the coming boundary was accepted.
@@ -129,7 +121,6 @@ class Requests:
         self._sent_again_s = -math.inf
 
     def ask(self, now_s: float, now_ros_ns: int, accepted: int = 0) -> OpenRequest:
-        """Open the next request; it counts as sent."""
         self.number += 1
         request = OpenRequest(self.number, now_s, now_s, now_ros_ns, accepted)
         self.open.append(request)
@@ -138,10 +129,7 @@ class Requests:
         return request
 
     def send_again(self, now_s: float) -> OpenRequest | None:
-        """Return the open request to be sent once more now; it counts as sent.
-
-        It is the one that was sent longest ago.
-        """
+        """Return the open request to send again now, the one sent longest ago; counts as sent."""
         request = min(self.open, key=lambda one: one.sent_s, default=None)
         if request is None or now_s - max(request.sent_s, self._sent_again_s) < _SEND_AGAIN_S:
             return None
@@ -154,7 +142,7 @@ class Requests:
         return next(wanted, None)
 
     def answer(self, number: int | None) -> None:
-        """Note that the answer to a request was accepted; older ones are not awaited any more."""
+        """Note that the answer to a request was accepted, which closes older ones."""
         request = self.find(number)
         if request is not None:
             self.open = [one for one in self.open if one.number > request.number]
@@ -172,7 +160,7 @@ class Requests:
         self.silent_since_s = self.open[0].asked_s if self.open else None
 
     def flush(self) -> None:
-        """Await no answer any more, and none is accepted: the plan was dropped."""
+        """Await no answer and accept none: the plan was dropped."""
         self.open.clear()
         self.silent_since_s = None
         self.answered = False

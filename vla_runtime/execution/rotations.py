@@ -1,8 +1,7 @@
 """Rotations as unit quaternions w, x, y, z: the turn from one to another, and its angle.
 
-A turn is a rotation vector in the frame in which the rotations are given: axis times angle, rad.
-The scalar functions are plain arithmetic, because a tick has few rotations and arrays of four
-numbers cost more than the arithmetic.
+A turn is a rotation vector: axis times angle, rad, in the frame of the rotations. The scalar
+functions are plain arithmetic: arrays of four numbers cost more than that.
 """
 
 from __future__ import annotations
@@ -103,10 +102,7 @@ def angles_between(start: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def turns_between(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return the shortest turns, (n, 3), between quaternions of any length, (n, 4) and (n, 4).
-
-    One without a direction counts as one that has not turned.
-    """
+    """Return the shortest turns, (n, 3), between quaternions, (n, 4); none without a direction."""
     turns = np.zeros((len(start), 3))
     for index, (first, second) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         before, after = unit(first), unit(second)

@@ -11,9 +11,7 @@ _NEGLIGIBLE = 1e-3
 class SpeedScaling:
     """Plan time per time, which follows the wanted factor as fast as the robot may brake.
 
-    Attributes:
-        wanted: 0.0 holds the robot, 1.0 is full speed.
-        factor: factor in force.
+    `wanted` 0.0 holds the robot, 1.0 is full speed.
     """
 
     def __init__(self) -> None:
@@ -23,9 +21,7 @@ class SpeedScaling:
     def advance(self, dt_s: float, slower: float) -> None:
         """Bring the factor nearer to the wanted one.
 
-        Args:
-            dt_s: seconds since the last tick.
-            slower: share of its velocity that the robot keeps after a tick of braking.
+        `slower` is the share of its velocity that the robot keeps after a tick of braking.
         """
         if self.wanted < self.factor:
             self.factor = max(self.wanted, self.factor * slower)

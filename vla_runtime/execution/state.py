@@ -24,7 +24,7 @@ _SOURCES_KEPT = 32
 # So many joints, and more than half of them, are at exactly zero by chance on no real robot.
 _ZEROS = 3
 # A message that is no further ahead of the clock is taken when its time comes; one of the future is
-# spoken of for so long after it.
+# reported for so long after it.
 _SOON_NS, _AHEAD_COUNTS_NS = 20_000_000, 500_000_000
 # No joint of any robot measures more, in any unit; far from where single precision overflows.
 FURTHEST = 1e9
@@ -45,21 +45,15 @@ OTHER_CLOCK = (
 def clock_hint(age_s: float, otherwise: str = '') -> str:
     """Return the hint at another clock, to follow the age of a message in a text.
 
-    Args:
-        age_s: age by the message's stamp; negative for a stamp of the future.
-        otherwise: what follows an age below an hour, of either sign.
+    `age_s` is negative for a stamp of the future; `otherwise` follows an age below an hour.
     """
     return f'; {OTHER_CLOCK}' if abs(age_s) > _OTHER_CLOCK_S else otherwise
 
 
 class _Mapping(NamedTuple):
-    """Places of a message's positions in the state.
+    """Where a message's positions go: `source` in the message, `target` columns.
 
-    Attributes:
-        source: places in the message.
-        target: columns.
-        angles: those of them that are continuous.
-        twice: the first column that the message names twice; empty when there is none.
+    `angles` are those that are continuous; `twice` the first column named twice, or ''.
     """
 
     source: np.ndarray
@@ -73,19 +67,17 @@ class MeasuredState:
 
     The driver of a continuous joint either wraps its angle or counts turns. To one that wraps, a
     command a whole turn away is the same; to one that counts, it is a whole turn of motion. Numbers
-    that jump by more than half a turn from one message to the next are wrapped. Numbers further
-    than a turn from zero, or more than a turn apart, are counted, whatever they did before.
-
-    A message with a position that the joint cannot have is refused whole (`Plausibility`).
+    that jump by more than half a turn between messages are wrapped; numbers further than a turn
+    from zero, or more than a turn apart, are counted. A message with a position that the joint
+    cannot have is refused whole (`Plausibility`).
 
     Args:
-        model: the executor's columns.
         gap_ns: time without a message of a column that is a gap.
         outage_ns: time without one in which the robot may have been moved anywhere.
         simulated: stamps are of `/clock`, in a world that may begin anew.
 
     Attributes:
-        positions: (columns,) the newest that were taken.
+        positions: (columns,) the newest that were accepted.
         stamps: (columns,) int64, stamps that they came with; the least number before the first.
         since_ns: (columns,) int64, stamp since which each has stayed where it is, but for noise.
         samples: (columns,) int, messages since then.
@@ -143,7 +135,6 @@ class MeasuredState:
 
     @property
     def guarded(self) -> bool:
-        """True when any column has feedback."""
         return self._oldest is not None
 
     @property
@@ -153,12 +144,11 @@ class MeasuredState:
 
     @property
     def newest_stamp_ns(self) -> int:
-        """Stamp of the column that was heard of last; only when `complete`."""
+        """Stamp of the column that reported last; only when `complete`."""
         return self._newest
 
     @property
     def complete(self) -> bool:
-        """True when a position has been received for every column with feedback."""
         return self._oldest is None or self._oldest != _NEVER
 
     @property
@@ -185,7 +175,6 @@ class MeasuredState:
         return list(self._refused.values())
 
     def clear(self) -> None:
-        """Forget all: stamps of the past say nothing any more."""
         self.stamps[:] = _NEVER
         self._oldest = _NEVER if self._index else None
         self._newest = _NEVER
@@ -197,10 +186,9 @@ class MeasuredState:
         self._before = [math.nan] * len(self._before)
 
     def distrust_beyond(self, stamp_ns: int) -> None:
-        """Take the next message of columns with a later stamp than this, even if it is older.
+        """Accept the next message of columns with a later stamp than this, even if it is older.
 
-        For stamps of the future, such as one of before the clock was set back that came late: to
-        drop all messages until time has caught up with it could take for ever.
+        After a stamp of the future all messages would be dropped until time has caught up.
         """
         self._distrusted |= self.stamps > stamp_ns
 
@@ -213,21 +201,19 @@ class MeasuredState:
         latest_ns: int | None = None,
         commanded: np.ndarray | None = None,
     ) -> None:
-        """Take one message. Names that are not commanded are ignored; bad messages are counted.
+        """Add one message. Names that are not commanded are ignored; bad messages are counted.
 
-        A message older than the last one is dropped, unless that one is distrusted. One that
-        names a commanded joint twice is refused whole: which of the numbers is right is unknown.
-        One with a stamp of the future is noted as that (`ahead`), and changes nothing else.
+        A message older than the last one is dropped, unless that one is distrusted. One that names
+        a commanded joint twice is refused whole. One with a stamp of the future is noted (`ahead`),
+        and changes nothing else.
 
         Args:
-            names: joint names, in the message's order.
             positions: one position for each name, rad or m. Those beyond `FURTHEST` count as
                 not-a-number, which is kept: it is for the watchdog.
-            stamp_ns: the message's stamp, ROS clock.
             source: topic and publisher that it came from, as `topic#publisher`; the topic alone
                 where the middleware does not tell publishers apart.
             latest_ns: stamp beyond which a message is of the future; None: all are believed.
-            commanded: (columns,) places that are commanded; see `Plausibility.accepts`.
+            commanded: (columns,) commanded positions; see `Plausibility.accepts`.
         """
         key = tuple(names)
         found = self._maps.get(key)
@@ -299,10 +285,7 @@ class MeasuredState:
             self.samples[at] = 0
 
     def still_for(self, seconds: float | np.ndarray) -> np.ndarray:
-        """Return which columns have stayed where they are for so long, (columns,) bool.
-
-        By their stamps, and by more than two messages: one that is heard of seldom is not still.
-        """
+        """Return which columns (bool) have stayed for so long, by stamps of over two messages."""
         return (self.stamps - self.since_ns >= np.round(seconds * 1e9)) & (self.samples >= 3)
 
     def take_waiting(self, latest_ns: int, commanded: np.ndarray | None) -> None:
@@ -312,10 +295,7 @@ class MeasuredState:
             self.observe(names, positions, stamp_ns, source, latest_ns, commanded)
 
     def ahead(self, latest_ns: int) -> tuple[int, list[str]] | None:
-        """Return the newest stamp of the future and what measures its columns; None without one.
-
-        It counts until a good message of its columns comes, or for a while after its time.
-        """
+        """Return the newest stamp of the future and what measures its columns; None without one."""
         newest = int(self._ahead.max(initial=_NEVER))
         if newest <= latest_ns - _AHEAD_COUNTS_NS:
             return None
@@ -338,9 +318,9 @@ class MeasuredState:
 
     @property
     def at_nothing(self) -> np.ndarray:
-        """Columns that have never been anywhere but at exactly zero, (columns,) bool.
+        """Columns (bool) that have only ever been at exactly zero; None where they are few.
 
-        None where they are few: a driver that has not heard from its robot yet says zeros.
+        A driver that has not heard from its robot yet says zeros.
         """
         count, of = int(self._only_zero.sum()), int(self._columns.has_feedback.sum())
         many = count >= _ZEROS and 2 * count > of
@@ -404,10 +384,7 @@ class MeasuredState:
         return np.where(self._wraps, self._came + np.nan_to_num(turns) * _FULL_TURN, self.positions)
 
     def bring_near(self, reference: np.ndarray) -> None:
-        """Count whole turns of angles that are wrapped so that they lie nearest to the reference.
-
-        All others stay as they came.
-        """
+        """Count whole turns of wrapped angles so that they lie nearest to the reference."""
         where = self._wraps
         turns = np.round((reference[where] - self._came[where]) / _FULL_TURN)
         self.positions[where] = self._came[where] + np.nan_to_num(turns) * _FULL_TURN

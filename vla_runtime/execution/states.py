@@ -97,8 +97,6 @@ class Transition:
     """One row of the table: what leads from a state to another one.
 
     Attributes:
-        state: before.
-        event: the call.
         when: condition that tells it from the other rows of this state and event.
         to: state afterwards; `TRAITS[to].sent` is what is sent from then on.
     """

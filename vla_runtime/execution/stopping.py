@@ -25,7 +25,6 @@ class StopActions:
         stopped: `~/stop`, a change of `dry_run`, deactivation and shutdown.
         released: `~/release`, or another node that commands the robot.
         tracking_error: a joint is further from its command than `max_tracking_error`, or blocked.
-            What is in its way shall not be pushed any further.
         others: named like the reasons in `/diagnostics`.
     """
 

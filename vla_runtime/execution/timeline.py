@@ -1,17 +1,12 @@
 """The plan in force on the grid of steps, and how much of it has been consumed.
 
-Steps are counted from the start of the episode. Step k is the span of plan time from k to k+1 in
-which the row for step k is carried out: the setpoint leaves where step k-1 ended and reaches that
-row when step k ends. So S executed steps are exactly S rows reached, a hold lies on the last row
-executed, and nothing of the row after it is ever seen. (Against a robot that is simply sent row k
-for the whole of step k, as in most training data, this lags by half a step; leaving from row k at
-time k would lead by half a step.)
+Steps are counted from the start of the episode. Step k is the span of plan time from k to k+1: the
+setpoint leaves where step k-1 ended and reaches row k when step k ends. So S executed steps are
+exactly S rows reached. (Against a robot that is sent row k for the whole of step k, as in most
+training data, this lags by half a step; leaving from row k at time k would lead by half a step.)
 
-Plan time only passes while the robot tracks. It is counted in integer nanoseconds, so that step
-boundaries are exact at any control rate.
-
-The timeline always ends at rest: with cubic interpolation the last knot's slope is zero until a
-successor is spliced in. Running out of plan is then a smooth stop.
+Plan time only passes while the robot tracks, in integer nanoseconds, so that step boundaries are
+exact at any control rate. The timeline always ends at rest: running out of plan is a smooth stop.
 """
 
 from __future__ import annotations
@@ -35,13 +30,11 @@ class Segment:
     """A chunk's place on the timeline.
 
     Attributes:
-        chunk: the chunk that it executes.
         join_step: first executed step of the chunk.
         boundary: the step at which its successor should take over (`join_step + S`).
         end_step: the step at which the robot holds when no successor came.
         rows: (rows left, columns) setpoints from `join_step` on, after hand-over; they go on past
             `end_step` to the end of the chunk.
-        seam: record of the hand-over at its start.
     """
 
     chunk: LiveChunk
@@ -57,11 +50,7 @@ class Segment:
 
 
 class Timeline:
-    """The plan in force, the chunk that is spliced in behind it, and the plan time consumed.
-
-    Args:
-        is_velocity: (columns,) bool.
-    """
+    """The plan in force, the chunk that is spliced in behind it, and the plan time consumed."""
 
     def __init__(self, is_velocity: np.ndarray) -> None:
         self._is_velocity = is_velocity
@@ -79,7 +68,6 @@ class Timeline:
 
     @property
     def current_step(self) -> int:
-        """The step that plan time is in."""
         return self.consumed_ns // self.step_ns if self.step_ns else 0
 
     @property
@@ -89,7 +77,6 @@ class Timeline:
 
     @property
     def at_end(self) -> bool:
-        """True when nothing is left to execute."""
         last = self.pending or self.in_force
         return last is None or self.consumed_ns >= last.end_step * self.step_ns
 
@@ -100,13 +87,7 @@ class Timeline:
         self.hold_at(setpoints)
 
     def hold_at(self, setpoints: np.ndarray) -> None:
-        """Drop the plan; the next chunk sets out from here.
-
-        A step that has begun counts as consumed, so the next chunk joins at a step boundary.
-
-        Args:
-            setpoints: (columns,) last commanded positions, zero in velocity columns.
-        """
+        """Drop the plan, with a step that has begun; the next chunk sets out from here."""
         self.consumed_ns = self.next_step * self.step_ns
         self.in_force = None
         self.pending = None
@@ -155,9 +136,8 @@ class Timeline:
         """Let the last of the live chunks take over at `joins_at()`; replaces one spliced before.
 
         Args:
-            chunks: live chunks, oldest first; the last one takes over.
+            chunks: live chunks, oldest first.
             delay_steps: delay of the chunk in steps; reported only.
-            parameters: parameters in force from the seam on.
             starved: reported only: the robot holds because this chunk is late.
             rows: result of `handed_over` for the same chunks, where it is known already.
         """
@@ -186,11 +166,7 @@ class Timeline:
         return self.pending
 
     def _leading_to(self, join: int) -> Plan:
-        """Return the plan as it is followed until `join`.
-
-        A chunk that was spliced before has bent the step that leads to the join. Once that step
-        has begun its curve stays, whatever becomes of the chunk; until then the bend goes with it.
-        """
+        """Return the plan as it is followed until `join`; a bend stays once its step has begun."""
         begun = self.consumed_ns > (join - 1) * self.step_ns
         return self._plan if begun and self.pending is not None else self._before_pending
 
@@ -203,8 +179,7 @@ class Timeline:
     def _join(self, old: Plan, join: int, rows: np.ndarray, parameters: ExecutorParameters) -> Plan:
         """The old plan up to the setpoint at `join`, then the rows, ending at rest.
 
-        Whatever has begun stays as it is: the slope at `join` may change only while the step that
-        leads there has not begun.
+        The slope at `join` may change only while the step that leads there has not begun.
         """
         first = max(old.first_step, self.current_step - PAST_STEPS)
         seam = join - first
@@ -223,18 +198,15 @@ class Timeline:
         return plan
 
     def _velocity_jump(self, join: int) -> np.ndarray:
-        """(columns,) change of the mean velocity of a step across the seam, per second."""
+        """(columns,) change of the mean velocity of a step at the hand-over, per second."""
         knots, at = self._plan.knots, join - self._plan.first_step
         before = knots[at] - knots[at - 1] if at > 0 else np.zeros_like(knots[at])
         return (knots[at + 1] - knots[at] - before) / self.step_time_s
 
     def advance(self, dt_ns: int) -> bool:
-        """Let plan time pass, at most to the end of the plan.
+        """Let plan time pass, at most to the plan's end; return whether a pending chunk took over.
 
-        A chunk takes over when its first step begins: a moment after the boundary, not at it.
-
-        Returns:
-            Whether the pending chunk took over; `in_force` is then the new one.
+        That is when its first step begins: a moment after the boundary, not at it.
         """
         last = self.pending or self.in_force
         if last is None:
@@ -248,11 +220,7 @@ class Timeline:
         return True
 
     def sample_into(self, setpoints: np.ndarray, velocity: np.ndarray) -> int:
-        """Setpoints and their rates (per second) at the current plan time, after `advance`.
-
-        Returns:
-            The step that the sample lies in.
-        """
+        """Sample setpoints and rates (per second) now, after `advance`; return their step."""
         # At a boundary the step that has just ended: its row is the setpoint.
         step = self.next_step - 1
         fraction = (self.consumed_ns - step * self.step_ns) / self.step_ns
@@ -262,10 +230,9 @@ class Timeline:
         return step
 
     def committed_rows(self, past_steps: int) -> tuple[int, np.ndarray]:
-        """Return the first step, and the rows that were and will be executed.
+        """Return the first step, and the rows from there to the end of the last spliced chunk.
 
-        Finished steps first (as many as are kept and asked for), then everything to the end of the
-        last spliced chunk, executed or not.
+        `past_steps` finished steps come first, as many as are kept.
         """
         plan, last = self._plan, self.pending or self.in_force
         first = max(self.current_step - past_steps, plan.first_step)

@@ -1,8 +1,6 @@
 """Limits one tick's turn of every rotation: angular velocity and angular acceleration.
 
-The numbers of a rotation cannot be limited one by one. The turn from the last command to the next
-one is a rotation vector; its length over the time since the last command is the angular velocity,
-and the change of this vector the angular acceleration.
+The turn from one command to the next is a rotation vector; over time it is the angular velocity.
 """
 
 from __future__ import annotations
@@ -24,14 +22,12 @@ _SETTLING = 0.5
 class TurnLimiter:
     """Limits of one rotation.
 
+    `rate` is the last command's angular velocity, rad/s, `left` its distance from the target, rad.
+
     Args:
         velocity: largest angular velocity, rad/s.
         acceleration: largest change of the angular velocity, rad/s².
         longest_s: motion that one command may contain at full speed, seconds.
-
-    Attributes:
-        rate: angular velocity of the last command, rad/s.
-        left: distance of the last command from its target, rad.
     """
 
     def __init__(self, velocity: float, acceleration: float, longest_s: float) -> None:
@@ -67,10 +63,7 @@ class TurnLimiter:
         """Turn the command towards its target for one tick.
 
         Args:
-            command: last command.
-            target: rotation that is wanted now.
             target_rate: angular velocity of the target, rad/s.
-            dt_s: seconds since the last command.
             span_s: seconds for which the angular velocity may change at full acceleration.
             speed: a lower angular velocity that is wanted, rad/s.
             at_most: share of the present angular velocity that is not to be exceeded.
@@ -102,10 +95,7 @@ class TurnLimiter:
         return _clipped(rate, limit * self._longest_s / dt_s)
 
     def _closing(self, wanted: Vector, target_rate: Vector, dt_s: float, change: float) -> Vector:
-        """Return the rate at which the rotation can still come to rest on its moving target.
-
-        As in `MotionLimiter._find_fastest`, for the distance apart from the target's own motion.
-        """
+        """Return the rate at which the rotation can still come to rest on its moving target."""
         beyond = _length(_difference(wanted, target_rate))
         if beyond <= _SETTLING * change:
             return wanted
@@ -115,13 +105,7 @@ class TurnLimiter:
 
 
 class RotationLimiters:
-    """All rotations of a command, on the arrays of the motion limiter.
-
-    Args:
-        limits: in the columns of a rotation its angular velocity, rad/s, and acceleration, rad/s².
-        columns: columns of the executor.
-        longest_s: motion that one command may contain at full speed, seconds.
-    """
+    """All rotations of a command, on the arrays of the motion limiter."""
 
     def __init__(self, limits: Limits, columns: CommandColumns, longest_s: float) -> None:
         self._groups = [
@@ -140,7 +124,6 @@ class RotationLimiters:
         return bool(self._groups)
 
     def stop(self) -> None:
-        """Forget all angular velocities."""
         for _, limiter in self._groups:
             limiter.rate = _STILL
 
@@ -159,17 +142,13 @@ class RotationLimiters:
         speed: np.ndarray | None,
         at_most: float | None,
     ) -> None:
-        """Set the rotations of the next command; see `TurnLimiter.apply`.
+        """Set the rotations of the next command `result` (columns,); see `MotionLimiter.apply`.
 
         Args:
-            result: (columns,) next command; its rotations are overwritten.
-            command: (columns,) last command.
             target: (columns,) finite; quaternions of any length.
             velocity: (columns,) derivative of the target, 1/s.
-            dt_s: seconds since the last command.
             span_s: seconds for which velocities may change at full acceleration.
             speed: (columns,) a lower speed that is wanted, in a rotation's columns rad/s.
-            at_most: share of its present velocity that no rotation is to exceed.
         """
         for group, limiter in self._groups:
             limiter.left = 0.0
@@ -193,12 +172,7 @@ class RotationLimiters:
             )
 
     def write(self, distances: np.ndarray, speeds: np.ndarray) -> None:
-        """Write, in the first column of each rotation, its distance from its target and its speed.
-
-        Args:
-            distances: (columns,) rad; 0 in the other columns of a rotation.
-            speeds: (columns,) rad/s; likewise.
-        """
+        """Write each rotation's distance from its target, rad, and speed in its first column."""
         for group, limiter in self._groups:
             distances[group] = speeds[group] = 0.0
             distances[group[0]], speeds[group[0]] = limiter.left, _length(limiter.rate)

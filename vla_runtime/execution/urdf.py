@@ -33,18 +33,12 @@ class UrdfJoint:
 
 
 def read_urdf_limits(urdf: str) -> dict[str, UrdfJoint]:
-    """Limits of every movable joint of a URDF, by joint name.
+    """Limits of every movable joint of a URDF text, by joint name.
 
     `<limit lower upper velocity>` (http://wiki.ros.org/urdf/XML/joint); soft limits of a
     `<safety_controller>` are used where they are tighter. Continuous joints have no position
-    limits.
-
-    Exporters from CAD programs write 0 where the designer gave nothing. A velocity that is not
-    positive, and bounds without any way between them, are therefore no limits: the robot file has
-    to give them.
-
-    Args:
-        urdf: the XML text.
+    limits. A velocity that is not positive, and bounds without any way between them, are no limits:
+    CAD exporters write 0 where the designer gave nothing.
 
     Raises:
         ValueError: not XML, no robot, or a limit that is not a finite number.
@@ -117,13 +111,9 @@ def _number(joint: str, element: ElementTree.Element, field: str, default: float
 
 
 def tighten_with_urdf(limits: Limits, urdf: Mapping[str, ColumnLimits]) -> Limits:
-    """The robot file's limits within those of the URDF.
+    """The robot file's limits within those of the URDF, which stand where the robot file has none.
 
-    A limit that the robot file leaves out is the URDF's.
-
-    Args:
-        limits: the robot file's.
-        urdf: the URDF's, by column, in the column's unit; columns left out are not in it.
+    `urdf` holds its limits by column, in the column's unit.
 
     Raises:
         ValueError: the robot file allows more than the URDF.

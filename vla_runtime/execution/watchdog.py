@@ -1,10 +1,7 @@
 """Watchdog: hold the robot on late ticks, faulty clocks, or an unusable measured state.
 
 A clock is faulty that jumps or stands still. A state is unusable that is missing, stale, not a
-number, or too far from the command.
-
-Late ticks are timed on a steady clock; the age of data is the difference of two times on the ROS
-clock. Both are given to every call; nothing here reads a clock. The dead-man timer is in `guard`.
+number, or too far from the command. Late ticks are timed on a steady clock, ages on the ROS clock.
 """
 
 from __future__ import annotations
@@ -37,15 +34,14 @@ class WatchdogParameters:
     """Bounds beyond which the robot stops. Fixed while the executor lives.
 
     Attributes:
-        tick_timeout_s: longest time between two ticks, steady clock. After a longer one the plan
-            is dropped: it belongs to a moment that has passed. None: see `tick_timeout`.
-        future_tolerance_s: time by which a stamp may lie ahead of the ROS clock (clocks of two
-            computers are never quite equal).
+        tick_timeout_s: longest time between two ticks, steady clock; after a longer one the plan is
+            dropped. None: see `tick_timeout`.
+        future_tolerance_s: time by which a stamp may lie ahead of the ROS clock.
         max_tracking_error: distance for columns whose limits name none (`ColumnModel`), rad or m.
         blocked_after_s: see `BlockedJoints`.
         clock_jump_s: jump against the steady clock, or between ticks under `motion_clock` ros.
-        clock_timeout_s: longest time for which the ROS clock may stand still, under `motion_clock`
-            ros.
+        clock_timeout_s: longest time for which the ROS clock may stand still, `motion_clock` ros
+            only.
         motion_clock: clock that plan time follows: `steady` on a robot, `ros` under `use_sim_time`.
     """
 
@@ -93,14 +89,9 @@ class WatchdogParameters:
 
 
 def tick_timeout(parameters: WatchdogParameters, control_period_s: float) -> float:
-    """Return the longest time between two ticks, seconds.
+    """Return the longest time between two ticks: by default three periods, at least 0.02 s.
 
-    Where `tick_timeout_s` is None it is what a punctual loop never reaches: three periods, at least
-    0.02 s; 0.05 s where the period is unknown.
-
-    Args:
-        parameters: the watchdog's.
-        control_period_s: time between two ticks; infinite where it is unknown.
+    It is 0.05 s where the period is unknown (infinite).
     """
     if parameters.tick_timeout_s is not None:
         return parameters.tick_timeout_s
@@ -110,14 +101,10 @@ def tick_timeout(parameters: WatchdogParameters, control_period_s: float) -> flo
 class ClockWatch:
     """Turns the two clocks into the plan time that passed between two ticks.
 
-    Args:
-        parameters: the watchdog's.
-        tick_timeout_s: longest time between two ticks, as `tick_timeout` gives it.
-
     Attributes:
         dt_ns: plan time since the last tick; 0 after a fault.
-        elapsed_ns: the same where a fault says that ticks are late or the other clock jumped, so
-            that a robot in motion can brake; 0 where that is unknown.
+        elapsed_ns: the same where ticks are late or the other clock jumped, so that a robot in
+            motion can brake; 0 where that is unknown.
     """
 
     def __init__(self, parameters: WatchdogParameters, tick_timeout_s: float) -> None:
@@ -137,11 +124,7 @@ class ClockWatch:
         self.detail = ''
 
     def advance(self, now_s: float, now_ros_ns: int) -> Reason | None:
-        """Take the time of a tick; sets `dt_ns`, the plan time since the last one.
-
-        Returns:
-            Why the robot must hold, if it must; `detail` says it in words.
-        """
+        """Count a tick in `dt_ns`; return why the robot must hold, if it must (`detail`)."""
         self.dt_ns = self.elapsed_ns = 0
         if not math.isfinite(now_s):
             self.detail = f'the steady clock reads {now_s}'
@@ -169,7 +152,7 @@ class ClockWatch:
         return fault
 
     def _check_steady(self, steady_s: float, ros_ns: int) -> Reason | None:
-        """The ROS clock against the steady one, over windows of a second."""
+        """Compare the ROS clock with the steady one, over windows of a second."""
         if steady_s < 0.0:
             return self._jumped('the steady clock', steady_s)
         self._drift_s += ros_ns * 1e-9 - steady_s
@@ -199,12 +182,7 @@ class ClockWatch:
 
 
 class StateWatch:
-    """Checks the measured state at every tick.
-
-    Args:
-        parameters: ages and tolerances of the watchdog.
-        model: the executor's columns.
-    """
+    """Checks the measured state at every tick."""
 
     def __init__(self, parameters: WatchdogParameters, model: ColumnModel) -> None:
         columns = model.columns
@@ -218,10 +196,7 @@ class StateWatch:
         self._future_ns = round(parameters.future_tolerance_s * 1e9)
 
     def latest_ns(self, now_ros_ns: int) -> int:
-        """Return the stamp beyond which a message is of the future when it comes.
-
-        In a simulated world the clock message of its time may still be on its way.
-        """
+        """Return the stamp beyond which a message is of the future when it comes."""
         late_ns = _SIMULATED_LATE_NS if self._parameters.motion_clock == 'ros' else 0
         return now_ros_ns + self._future_ns + late_ns
 
@@ -250,7 +225,6 @@ class StateWatch:
         return None
 
     def describe(self, reason: Reason, state: MeasuredState, now_ros_ns: int) -> str:
-        """Describe a fault that `check` found."""
         refused = ''.join(f'; {text}' for text in state.refused)
         if reason is Reason.STATE_MISSING:
             return (
@@ -288,14 +262,12 @@ class StateWatch:
         )
 
     def too_far(self, commanded: np.ndarray, measured: np.ndarray) -> bool:
-        """Return whether any commanded position is too far from the measured one."""
         np.subtract(commanded, measured, out=self._error)
         np.abs(self._error, out=self._error)
         np.greater(self._error, self._allowed, out=self._far)
         return bool(np.count_nonzero(self._far))
 
     def describe_distance(self, commanded: np.ndarray, measured: np.ndarray) -> str:
-        """Describe the largest distance between commanded and measured positions."""
         worst = int(np.argmax(np.abs(commanded - measured) / self._allowed))
         return (
             f"'{self._columns.names[worst]}' is at {measured[worst]:.4g} but commanded to "

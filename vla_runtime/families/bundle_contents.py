@@ -1,8 +1,4 @@
-"""Checks of a bundle's weights and tokenizer against its policy.yaml.
-
-`read_bundle` reads only what every part of the program needs. These checks cost more and are for
-callers that want them before a policy is loaded.
-"""
+"""Checks of a bundle's weights and tokenizer against its policy.yaml, beyond `read_bundle`'s."""
 
 from __future__ import annotations
 
@@ -32,8 +28,7 @@ _BITS: Mapping[str, tuple[np.dtype[Any], int, int]] = {
 def check_contents(bundle: Bundle) -> bool:
     """Compare weights and tokenizer with the dimensions in policy.yaml; reads no weights.
 
-    Returns:
-        False where the weights were not compared, because PyTorch is not installed
+    Returns False where the weights were not compared, because PyTorch is not installed.
 
     Raises:
         BundleError: tensors missing, unexpected, or of another shape or dtype; a tokenizer that
@@ -61,12 +56,8 @@ def check_finite(
 ) -> list[str]:
     """Look for weights that are NaN or infinite; reads the whole file, block by block.
 
-    Args:
-        bundle: a checked bundle.
-        advance: called after every block with the number of bytes read.
-
-    Returns:
-        Tensors with numbers above 10,000, which no trained policy has, and how many in each.
+    `advance` is called after every block with the number of bytes read. Returns how many numbers
+    above 10,000, which no trained policy has, each tensor has.
 
     Raises:
         BundleError: weights are NaN or infinite; names at most 10 tensors, then a count.
@@ -98,10 +89,7 @@ def weight_bytes(bundle: Bundle) -> int:
 def _count_bad(
     file: BinaryIO, tensor: StoredTensor, advance: Callable[[int], object]
 ) -> tuple[int, int]:
-    """Count the numbers that are NaN or infinite, and the finite ones above 10,000.
-
-    `file` stands at the tensor's first byte.
-    """
+    """Count the numbers that are NaN or infinite, and the finite ones above 10,000."""
     if tensor.dtype not in _BITS:
         return _count_bad_bytes(file, tensor, advance), 0
     kind, exponent, large = _BITS[tensor.dtype]

@@ -10,13 +10,7 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one run of a network, or of several.
-
-    Attributes:
-        flops: floating point operations.
-        weight_bytes: weights read.
-        data_bytes: keys and values, inputs and outputs, read and written.
-    """
+    """Work of one run of a network, or of several; `data_bytes` are all numbers but weights."""
 
     flops: int
     weight_bytes: int
@@ -24,7 +18,6 @@ class Work:
 
     @property
     def bytes(self) -> int:
-        """Everything moved."""
         return self.weight_bytes + self.data_bytes
 
     def least_time_s(self, flops_per_s: float, bytes_per_s: float) -> float:
@@ -47,7 +40,6 @@ class NetworkCounts:
     """Counts of one run of one network.
 
     Attributes:
-        flops: floating point operations.
         matrices: count of weights that may be in reduced precision, read or not.
         looked_up: number of those in text tables that a run does not read.
         hosted: number of those in the text table whose rows engines get from the host.
@@ -84,7 +76,6 @@ class PolicyCounts:
     """Counts of one policy's networks.
 
     Attributes:
-        cameras: number of cameras.
         vision: counts of one image; the mean over the cameras where their images' sizes differ.
         prefix, step: counts by number of prompt rows; `step` of one run of the head.
         matrices, others, packed: all weights, as in `NetworkCounts`.
@@ -114,8 +105,6 @@ class PolicyCounts:
         """Return the work of one chunk by phase: `vision`, `prefix` and `denoise`.
 
         Args:
-            steps: denoise steps.
-            rows: R, prompt rows.
             images: number of changed images, one run each; None: all cameras.
             prefix_runs: 0 when the prefix was found in the cache.
             matrix_bytes: size of a number of the large matrices (2 in half precision).

@@ -13,13 +13,12 @@ from vla_runtime.families.flow_network import FlowNetwork
 class DiffusionNetwork(FlowNetwork):
     """Network of a `diffusion` head.
 
-    It differs from a flow in three places: times are training steps, `velocity` is the network's
-    prediction (of what, `dims.scheduler.prediction` says), and a step takes an `update` and noise
-    where a flow takes its time and step. `family.noise_schedule` has the formula.
+    Unlike a flow, its times are training steps, `velocity` is the network's prediction (of what,
+    `dims.scheduler.prediction` says), and a step takes an `update` and noise in place of its time
+    and step. `family.noise_schedule` has the formula.
     """
 
     def advance(self, past: Any, *inputs: Tensor) -> Tensor:
-        """Move x one step of the scheduler; inputs as of `advance`."""
         return advance(*inputs)
 
 
@@ -35,7 +34,6 @@ def advance(
     """Return the next x (N, H, A) float32; see `family.noise_schedule`.
 
     Args:
-        x: (N, H, A).
         predicted: (R * N, H, A), row by row.
         update: (UPDATE_WIDTH,) numbers of the step.
         step_noise: (N, H, A) standard normal, or zeros.

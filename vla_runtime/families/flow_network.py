@@ -21,9 +21,7 @@ class FlowNetwork(nn.Module):
     A padded action dimension, C numbers per row of the time table.
 
     Attributes:
-        family: set by `build_network`.
         fused_type: class of the fused form, set by `build_network`; None: a family without one.
-        dims: dimensions of the policy.
         expert_type: class of the head's layers over one prefix, where they are `FusedBlock`s:
             `FusedExpert`; an engine may set another form before it lays a prefix out. None: other
             heads.
@@ -60,19 +58,17 @@ class FlowNetwork(nn.Module):
         """Compute now what depends on weights alone; by default there is nothing.
 
         A PyTorch engine calls this once, when all weights are there for good. In float32 the
-        numbers that the network gives must be the same without the call. Where the matrices are in
-        bfloat16, this call may put the convolutions into bfloat16 too.
+        numbers of the network must stay. Where the matrices are in bfloat16, convolutions may be
+        put into it too.
         """
 
     def fused(self, static_shapes: bool = False) -> FlowNetwork:
         """Return a network of the same numbers, up to rounding, in fewer operators.
 
-        A PyTorch engine calls this once, after `fold_constants`, and then runs `vision`, `prefix`
-        and `velocity` of what it returns; by default that is this network. It may make this
-        network's parameters views of its own, and this network stays usable.
-
-        Args:
-            static_shapes: no shape may depend on numbers, so that CUDA graphs can be captured.
+        A PyTorch engine calls this once, after `fold_constants`, and then runs what it returns, by
+        default this network. This network's parameters may become views of the other's, and it
+        stays usable. With `static_shapes` no shape may depend on numbers, so that CUDA graphs can
+        be captured.
         """
         return self if self.fused_type is None else self.fused_type(self, static_shapes)
 
@@ -96,12 +92,7 @@ class FlowNetwork(nn.Module):
         raise NotImplementedError
 
     def advance(self, past: Any, *inputs: Tensor) -> Tensor:
-        """Move x one step along the flow.
-
-        Args:
-            past: what `velocity` took.
-            *inputs: as of `flow_update.advance`.
-        """
+        """Move x one step along the flow (`flow_update.advance`); `past` as `velocity` took it."""
         return advance(*inputs)
 
     def velocity(
@@ -151,31 +142,20 @@ class SinglePassNetwork(FlowNetwork):
     """
 
     def actions(self, past: Mapping[str, Tensor], **rows: Tensor) -> Tensor:
-        """Return the normalised actions (R, H, A) float32 of R rows.
-
-        Args:
-            past: outputs of `prefix`.
-            **rows: the family's `head_inputs`, (R, …) each.
-        """
+        """Return the normalised actions (R, H, A) float32 of R rows; `rows` as of `velocity`."""
         raise NotImplementedError
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """As `family.NoTimes`: zeros (N, 1)."""
         return torch.zeros(times.shape[0], 1, device=times.device)
 
     def velocity(
         self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
     ) -> Tensor:
-        """Return minus the actions, (R, H, A)."""
         return -self.actions(past, **rows)
 
 
 def build_network(name: str, dims: PolicyDims) -> FlowNetwork:
-    """Build an untrained network of a family.
-
-    Raises:
-        ValueError: unknown family.
-    """
+    """Build an untrained network of a family; ValueError for an unknown one."""
     folder, family = find_in_folder(name)
     module = family_module(folder, 'networks')
     build: Callable[[PolicyDims], FlowNetwork] = module.NETWORKS[name]
@@ -186,21 +166,13 @@ def build_network(name: str, dims: PolicyDims) -> FlowNetwork:
 
 
 def empty_network(name: str, dims: PolicyDims) -> FlowNetwork:
-    """Build a network with shapes but no numbers, on the `meta` device.
-
-    Raises:
-        ValueError: unknown family.
-    """
+    """Build a network with shapes but no numbers, on `meta`; errors as `build_network`."""
     with torch.device('meta'), _NothingDrawn():
         return build_network(name, dims)
 
 
 def weight_shapes(name: str, dims: PolicyDims) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of a network's tensors; allocates nothing.
-
-    Raises:
-        ValueError: unknown family.
-    """
+    """Return names and shapes of a network's tensors; allocates nothing."""
     state = empty_network(name, dims).state_dict()
     return {tensor: tuple(value.shape) for tensor, value in state.items()}
 

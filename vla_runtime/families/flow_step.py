@@ -26,7 +26,6 @@ class Prefix(nn.Module):
     def forward(
         self, image_tokens: Tensor, image_mask: Tensor, rows: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """As `FlowNetwork.prefix`."""
         return self.network.prefix(image_tokens, image_mask, **rows)
 
 
@@ -71,7 +70,6 @@ class DenoiseStep(nn.Module):
         return moved, velocity
 
     def advance(self, past: Any, *inputs: Tensor) -> Tensor:
-        """As `FlowNetwork.advance`."""
         return self.network.advance(past, *inputs)
 
 
@@ -80,18 +78,16 @@ class JacobianDenoiseStep(DenoiseStep):
 
     Where `DenoiseStep` adds `w * (plan - x_0)` with `x_0 = x - t * v(x)`, this adds the product of
     that vector with the Jacobian of x_0 with respect to x (arXiv 2506.07339, equation 2; its tau is
-    1 - t). One backward pass a step; needs autograd, so only PyTorch can run it.
+    1 - t). It needs autograd, so only PyTorch can run it.
     """
 
     @torch.inference_mode(False)
     @torch.enable_grad()
     def forward(self, x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """As `DenoiseStep.forward`."""
         x_next, velocity = super().forward(x.detach().clone().requires_grad_(), *inputs)
         return x_next.detach(), velocity.detach()
 
     def advance(self, past: Any, *inputs: Tensor) -> Tensor:
-        """As `FlowNetwork.advance`, with that plan term."""
         return advance(*inputs, term=_jacobian_term)
 
 

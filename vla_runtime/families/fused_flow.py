@@ -1,8 +1,7 @@
 """Fused form of a flow policy whose expert reads a language model's keys and values.
 
-The same numbers as the plain network, up to rounding. Everything that depends on the prefix alone
-(places of keys and values, masks or lengths, positions) is laid out once per prefix, everything
-that depends on the flow time alone once per schedule.
+What depends on the prefix alone is laid out once per prefix, what depends on the flow time alone
+once per schedule.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class FusedFlow(FlowNetwork):
     """Vision, blocks and prefixes of such a network; a subclass adds prefix and velocity.
 
     Args:
-        plain: plain network with its weights, which become shared.
+        plain: plain network, which shares its weights.
         static_shapes: compute all tokens, as a captured graph must. Otherwise those that are valid
             in no row are left out.
         suffix_mask: (T, T) bool, what suffix tokens see of each other.
@@ -58,14 +57,12 @@ class FusedFlow(FlowNetwork):
         self.kernel: Kernel | None = None
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """As the plain network's."""
         conditioning: Tensor = self._plain.time_conditioning(times)
         return conditioning
 
     def prepare_prefix(
         self, past: Mapping[str, Tensor], samples: int, into: FusedExpert | None = None
     ) -> FusedExpert:
-        """Return the expert over this prefix."""
         mask = past['prefix_mask']
         used = self._used(mask)
         kinds = (self._of_kind(past, kind, used, samples) for kind in ('past', 'self', 'cross'))
@@ -78,7 +75,6 @@ class FusedFlow(FlowNetwork):
         return expert
 
     def _used(self, mask: Tensor) -> Tensor | None:
-        """Places of the tokens that are computed; None if all are."""
         return None if self._static_shapes else used_tokens(mask)
 
     @staticmethod
@@ -91,6 +87,5 @@ class FusedFlow(FlowNetwork):
         return rows_of_samples(past[f'{kind}_key'], past[f'{kind}_value'], used, samples)
 
     def advance(self, past: Any, *inputs: Tensor) -> Tensor:
-        """As `FlowNetwork.advance`."""
         moved: Tensor = past.advance(*inputs)
         return moved

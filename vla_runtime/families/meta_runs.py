@@ -30,12 +30,7 @@ _FLOAT32 = 4
 
 
 class MetaRuns:
-    """Run each network of a policy once and count its work.
-
-    Args:
-        family: name of the family.
-        dims: dimensions of the policy.
-    """
+    """Run each network of a policy once and count its work."""
 
     def __init__(self, family: str, dims: PolicyDims) -> None:
         self._dims = dims
@@ -201,7 +196,6 @@ class _Counted(OperatorShapeCache):
         self.flops = 0
 
     def ran(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Count an operator."""
         if formula := flop_registry.get(func.overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=result)
 

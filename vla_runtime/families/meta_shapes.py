@@ -1,7 +1,6 @@
 """Operators on PyTorch's `meta` device, each combination of shapes computed once a process.
 
-There PyTorch finds the shape of most results in Python, in a millisecond. A policy's layers are
-alike, and each of its networks runs many times: for its shapes, its counts and its export.
+There PyTorch finds most shapes in Python, in a millisecond each, and layers are alike.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Operations and bytes of a policy's networks, counted by running them without numbers.
 
-The networks run on PyTorch's `meta` device, so the counts are of the code that runs, in any family.
-An export writes them into the bundle, for machines without PyTorch.
+The networks run on PyTorch's `meta` device, so the counts are of the code that runs. An export
+writes them into the bundle, for machines without PyTorch.
 
 Counted are the operations of matrix products and attention (a multiply-add is two; padding is
-computed like everything else, because shapes are static), and the bytes that must cross the memory
-bus whatever the caches do: each weight once a run (whole, where only a part is read), what the
-prefix hands to the head, inputs and outputs. Not counted are elementwise operations, norms and
-softmax (below one percent), and activations between layers.
+computed too), and the bytes that must cross the memory bus whatever the caches do: each weight once
+a run (whole, where only a part is read), what the prefix hands to the head, inputs and outputs. Not
+counted are elementwise operations, norms and softmax (below one percent), and activations between
+layers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ def counts_of(bundle: Bundle) -> PolicyCounts:
 
 
 def write_counts(folder: Path, counts: PolicyCounts) -> None:
-    """Write counts into the folder of a bundle that is not sealed yet."""
     (folder / _FILE).write_text(json.dumps(asdict(counts), indent=1) + '\n', encoding='utf-8')
 
 
@@ -77,15 +76,7 @@ def _read(document: JsonMapping) -> PolicyCounts:
 
 @lru_cache(maxsize=32)
 def count_operations(family: str, dims: PolicyDims) -> PolicyCounts:
-    """Count a policy's networks.
-
-    Args:
-        family: name of the family.
-        dims: dimensions of the policy.
-
-    Raises:
-        ValueError: PyTorch is not installed.
-    """
+    """Count a policy's networks; ValueError where PyTorch is not installed."""
     try:
         from vla_runtime.families.meta_runs import MetaRuns
     except ImportError as error:

@@ -1,13 +1,12 @@
 """One pass for many requests: the newest one's prompt and a token of each older one (ActionFlow).
 
-Requests are stages: an answer of K tokens takes K ticks, and a tick runs the language model once
-over the prompt of the newest request and one token of each of the K - 1 older ones. The weights are
-read once for all of them. Every request has a slot of a ring of keys and values, slot = tick mod K,
-so which token of which request stands where depends on the tick alone: a table.
+An answer of K tokens takes K ticks; a tick runs the language model once over the prompt of the
+newest request and one token of each of the K - 1 older ones, so the weights are read once for all.
+Every request has a slot of a ring of keys and values, slot = tick mod K.
 
 Invariants:
 - shapes are static, and nothing depends on numbers: a tick is one CUDA graph;
-- a request reads its own slot and no other: what else is in the ring cannot change its tokens;
+- a request reads its own slot and no other;
 - a slot is written whole with a new prompt, so nothing of the request before remains.
 """
 
@@ -67,7 +66,6 @@ class Ring:
 
     @property
     def stages(self) -> int:
-        """K."""
         return len(self.tokens)
 
     def state(self) -> tuple[Tensor, ...]:
@@ -81,11 +79,9 @@ def tick(
     slot: Tensor,
     newest: tuple[Tensor, Tensor] | None,
 ) -> None:
-    """Run one pass; every request in the ring writes its next token.
+    """Run one pass; every request in the ring, which is changed in place, writes its next token.
 
     Args:
-        network: the network.
-        ring: the ring, changed in place.
         slot: (1,) int64, tick mod K: slot of the newest request. What it held is done.
         newest: embeddings (1, T, W) and mask (1, T) of the newest request's prompt; None where none
             came: the tokens of the older ones alone are read.

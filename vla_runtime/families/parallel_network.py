@@ -98,11 +98,7 @@ class ParallelNetwork(SinglePassNetwork):
     Shapes: R prompt rows, V cameras, N image tokens, L text tokens, T tokens of the whole prompt, H
     horizon, A actions, K = H * A places of actions, P = T + K + 1, W language width.
 
-    Args:
-        dims: dimensions.
-        vision: vision network.
-        language: language model, with its text table; its blocks take the residual stream, the
-            rotary positions, and which places are seen.
+    Blocks of `language` take the residual stream, the rotary positions, and which places are seen.
     """
 
     dims: ParallelDims
@@ -119,15 +115,12 @@ class ParallelNetwork(SinglePassNetwork):
     def embed_prompt(
         self, text: Tensor, token_mask: Tensor, images: Tensor, seen: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Put images and state into the text.
+        """Put images and state into the text: embeddings (R, T, W) float32 and mask (R, T) bool.
 
         Args:
             text: (R, L, W) float32; token_mask: (R, L) bool, padding at the end.
             images: (R, V, N, W) float32; seen: (R, V) bool.
             state: (R, W) float32, the token of the state.
-
-        Returns:
-            embeddings (R, T, W) float32 and mask (R, T) bool
         """
 
     def embed_prefix(
@@ -138,15 +131,10 @@ class ParallelNetwork(SinglePassNetwork):
         token_mask: Tensor,
         state: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Embed a prompt, and the empty places of the actions behind it.
+        """Embed a prompt and the empty places of the actions: (R, P, W) float32, mask (R, P) bool.
 
-        Args:
-            image_tokens: (V, N, W); image_mask: (V,) bool.
-            tokens: (R, L) int64; token_mask: (R, L) bool, padding at the end.
-            state: (R, S) float32, normalised.
-
-        Returns:
-            embeddings (R, P, W) float32 and mask (R, P) bool
+        Image tokens are (V, N, W), tokens (R, L), their padding at the end, the state (R, S)
+        normalised.
         """
         dims, rows = self.dims, tokens.shape[0]
         images, seen = images_of_rows(image_tokens, image_mask, rows)
@@ -163,12 +151,8 @@ class ParallelNetwork(SinglePassNetwork):
     def read(self, embeddings: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Run the language model; everything that is there sees everything that is there.
 
-        Args:
-            embeddings: (R, P, W) float32; mask: (R, P) bool.
-
-        Returns:
-            features (R, P, W) float32 before the final norm, and positions (R, P) int64, which
-            count what is there
+        Embeddings (R, P, W) float32 and mask (R, P) bool to features (R, P, W) float32 before the
+        final norm, and positions (R, P) int64, which count what is there.
         """
         positions = mask.to(torch.int64).cumsum(dim=1) - 1
         rotation = rotary(positions, self.dims.language.head_dim, self.dims.rope_base)
@@ -199,5 +183,4 @@ class ParallelNetwork(SinglePassNetwork):
         return {'action_features': features.reshape(mask.shape[0], dims.horizon, -1)}
 
     def actions(self, past: Mapping[str, Tensor], **rows: Tensor) -> Tensor:
-        """As `SinglePassNetwork.actions`."""
         return self.head(past['action_features'])

@@ -15,11 +15,9 @@ from vla_runtime.family.declaration import TokenDims, free_places
 
 
 class TokenPass(NamedTuple):
-    """Outputs of one pass.
+    """Outputs of one pass: `logits` (R, vocabulary) float32, likeliest `token` (R,) int64.
 
-    Attributes:
-        logits: (R, vocabulary) float32 of the next token; token: (R,) int64, the likeliest.
-        key, value: (layers, R, kv_heads, D) of the token that was read, for its place.
+    `key` and `value`, (layers, R, kv_heads, D), are of the token that was read, for its place.
     """
 
     logits: Tensor
@@ -46,14 +44,11 @@ class TokenNetwork(FlowNetwork):
     """Network of a `tokens` head: greedy, one token a pass, all passes of the same shapes.
 
     `prefix` returns keys and values of the prompt and the logits of the first token. Each pass
-    reads one token back, with a place of its own beside those of the prompt, and returns the logits
-    of the next. The last token is not read back, so K tokens take K - 1 passes and free places.
+    reads one token back and returns the logits of the next. The last token is not read back, so K
+    tokens take K - 1 passes and free places.
 
     Shapes: R prompt rows, T places of the prompt, K tokens of an answer, F = K - 1 free places, D
     head dimension, W width of the language model.
-
-    Attributes:
-        language: Llama or Gemma, with its text table.
     """
 
     dims: TokenDims
@@ -80,14 +75,10 @@ class TokenNetwork(FlowNetwork):
     def read_prompt(
         self, embeddings: Tensor, mask: Tensor
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Run the language model over prompts.
+        """Run the language model over prompts, embeddings (R, T, W) float32 and mask (R, T) bool.
 
-        Args:
-            embeddings: (R, T, W) float32; mask: (R, T) bool.
-
-        Returns:
-            rotated keys and values (R, kv_heads, T, D) of each layer, and the logits
-            (R, vocabulary) float32 of the first token
+        Returns rotated keys and values (R, kv_heads, T, D) of each layer, and the logits (R,
+        vocabulary) float32 of the first token.
         """
         view = self.view(mask)
         rotation = self.rotary(view.positions)
@@ -137,8 +128,8 @@ class TokenNetwork(FlowNetwork):
             tokens: (R, 1) int64.
             place: () int64, its place in the answer, 0 to F - 1.
             past: outputs of `prefix`; `logits` is not read.
-            answer_key, answer_value: (F, layers, R, kv_heads, D), filled below `place`; what stands
-                in it and above does not matter.
+            answer_key, answer_value: (F, layers, R, kv_heads, D), filled below `place`; the rest
+                does not matter.
         """
         mask = past['prefix_mask']
         places = torch.arange(answer_key.shape[0], device=place.device)
@@ -182,7 +173,6 @@ class TokenNetwork(FlowNetwork):
         return torch.stack(tokens, dim=1), torch.stack(every, dim=1)
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """As `family.NoTimes`: zeros (N, 1)."""
         return torch.zeros(times.shape[0], 1, device=times.device)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,5 +205,4 @@ class ReadToken(nn.Module):
         answer_key: Tensor,
         answer_value: Tensor,
     ) -> TokenPass:
-        """As `TokenNetwork.read_token`."""
         return self.network.read_token(tokens, place, past, answer_key, answer_value)

@@ -1,8 +1,4 @@
-"""Shapes of a network's tensors, read off a run: of an empty network on `meta`, without computing.
-
-A network with numbers is run where it stands, once. That takes less than what PyTorch imports to
-run one on `meta` (its compiler and sympy, over a second), but for large networks on a CPU.
-"""
+"""Shapes of a network's tensors, read off a run: of an empty one on `meta`, or where it stands."""
 
 from __future__ import annotations
 
@@ -24,20 +20,13 @@ KINDS = {'float32': torch.float32, 'int64': torch.int64, 'bool': torch.bool}
 
 @dataclass(frozen=True)
 class PrefixTensor:
-    """A tensor that the prefix hands to the head.
-
-    Attributes:
-        shape: shape for one prompt row.
-        row_axis: axis whose length is the number of prompt rows.
-        dtype: dtype of its numbers.
-    """
+    """A tensor from prefix to head: shape for one prompt row, and the axis of the rows."""
 
     shape: tuple[int, ...]
     row_axis: int
     dtype: torch.dtype
 
     def for_rows(self, rows: int) -> tuple[int, ...]:
-        """Return the shape for `rows` prompt rows."""
         return (*self.shape[: self.row_axis], rows, *self.shape[self.row_axis + 1 :])
 
 
@@ -58,7 +47,6 @@ class TracedShapes:
     conditioning: int
 
     def past_buffers(self, rows: int, device: torch.device | str = 'meta') -> dict[str, Tensor]:
-        """Make zero buffers for the tensors that the prefix hands to the head."""
         return {
             name: torch.zeros(tensor.for_rows(rows), dtype=tensor.dtype, device=device)
             for name, tensor in self.past.items()
@@ -73,9 +61,6 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
     """Run vision and prefix, for one and for two prompt rows.
 
     Networks with equal dimensions, parameters and buffers are run once a process.
-
-    Args:
-        network: network on any device.
 
     Raises:
         ValueError: a prefix tensor has no axis, or several, that depend on the rows.
@@ -118,7 +103,6 @@ def _trace(network: FlowNetwork, device: torch.device) -> TracedShapes:
 def row_tensors(
     inputs: Mapping[str, RowInput], rows: int, device: torch.device | str = 'meta'
 ) -> dict[str, Tensor]:
-    """Make zero buffers for a family's inputs."""
     return {
         name: torch.zeros(rows, *given.shape, dtype=KINDS[given.kind], device=device)
         for name, given in inputs.items()
@@ -131,14 +115,9 @@ Part = Literal['vision', 'prefix', 'head', 'time']
 def parameters_of(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, set[str]]:
     """Names of the parameters and buffers that each part of a network computes with.
 
-    A parameter in no set is for training alone. One may be in several sets.
-
-    Args:
-        network: network on the `meta` device; all its parameters get gradients.
-        shapes: shapes of its inputs and outputs.
-
-    Returns:
-        `vision`, `prefix`, `head` (a denoise step) and `time` (the time table)
+    The parts are `vision`, `prefix`, `head` (a denoise step) and `time` (the time table). A
+    parameter in no set is for training alone. All parameters of the network, on `meta`, get
+    gradients.
     """
     # Frozen norms too: what training leaves alone is computed with all the same.
     network.requires_grad_()

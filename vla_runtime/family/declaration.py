@@ -1,13 +1,12 @@
 """Declaration of a policy family: all that needs neither a network nor its weights.
 
 A policy is a vision network, a prefix network and a head. The prefix hands the head an opaque
-set of named tensors: a prefix output feeds the head input of the same name, and its shape is read
-from the traced network, the ONNX file or the engine. A family declares only the inputs that
-come from an observation. Masks are known by their type: a prefix output of booleans marks the
-positions that the head sees, a row input of booleans the tokens of a prompt that are no padding.
-Of several masks of equal length one belongs to the tensors whose names begin alike, up to the first
-`_`: `text_seen` to `text_key` and `text_value`. Tensors without a mask of their beginning have
-all masks of their length: a position that one of them shows is compared.
+set of named tensors: a prefix output feeds the head input of the same name, with the shape of the
+traced network, the ONNX file or the engine. A family declares only the inputs that come from an
+observation. A prefix output of booleans marks the positions that the head sees, a row input of
+booleans the tokens of a prompt that are no padding. Of several masks of equal length one belongs
+to the tensors whose names begin alike, up to the first `_`: `text_seen` to `text_key` and
+`text_value`. Tensors without such a mask have all masks of their length.
 
 A family lives in a folder of `vla_runtime/families/`:
 - `declaration.py`: `FAMILIES`, a tuple of `Family`; imports neither PyTorch nor ROS 2;
@@ -52,16 +51,14 @@ class PolicyDims(Protocol):
     Every family also has one of two fields or properties, which `image_sizes` reads:
     - `image_size`, S, the edge of the square images of all cameras in pixels;
     - `image_sizes`, (height, width) of each camera's image in pixels.
-    A family whose padded action dimensions are masked has `real_actions`, which
-    `real_action_dim` reads; one whose chunk is longer than a robot's has `real_horizon`, which the
-    function of that name reads. One whose chunk begins before the observation has `first_action`;
-    one that sees the states of several steps has `observation_steps`, T, and earlier frames as
-    cameras of their own (`CameraSpec.frame_of`). A `diffusion` head has `scheduler`, a
-    `noise_schedule.NoiseScheduler`. A `flow` head that looks at its flow more than once a step has
-    `stages`, see the function of that name. A family with language (`Family.templates`) has the
-    fields of `LanguageDims`. One whose images stand inside the prompt (`PromptLayout.image`) also
-    has `image_places`, text tokens before each camera's image; its `tokens` are the text without
-    the images.
+
+    Optional ones, each read by the function of that name: `real_actions` (padded actions are
+    masked; `real_action_dim`), `real_horizon` (the chunk is longer than a robot's), `first_action`
+    (it begins before the observation), `observation_steps` (T states; earlier frames are cameras of
+    their own, `CameraSpec.frame_of`), `stages` of a `flow` head that looks at its flow more than
+    once a step, `image_places` (images inside the prompt: text tokens before each; its `tokens` are
+    the text alone). A `diffusion` head has `scheduler`, a `noise_schedule.NoiseScheduler`; a family
+    with language (`Family.templates`) the fields of `LanguageDims`.
     """
 
     def __hash__(self) -> int:
@@ -109,7 +106,6 @@ class TokenDims(LanguageDims, Protocol):
 
 
 def token_dims(dims: PolicyDims) -> TokenDims:
-    """Return the dimensions of a family with a `tokens` head, as such."""
     return cast(TokenDims, dims)
 
 
@@ -119,10 +115,9 @@ def free_places(dims: TokenDims) -> int:
 
 
 class AnswerDecoder(Protocol):
-    """Actions of an answer of a `tokens` head.
+    """Decodes an answer of a `tokens` head.
 
-    Attributes:
-        end: token that ends an answer; None: every answer has all its tokens.
+    `end` is the token that ends an answer; None: every answer has all its tokens.
     """
 
     end: int | None
@@ -168,7 +163,6 @@ def observation_steps(dims: PolicyDims) -> int | None:
 
 
 def scheduler_of(dims: PolicyDims) -> NoiseScheduler:
-    """Return the scheduler of a policy with a `diffusion` head."""
     scheduler: NoiseScheduler = dims.scheduler  # type: ignore[attr-defined]
     return scheduler
 
@@ -180,10 +174,7 @@ def stages(dims: PolicyDims) -> tuple[float, ...]:
 
 
 def distinct_image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
-    """Return the different sizes among the cameras' images; the first camera's comes first.
-
-    The vision network runs once per size with static shapes.
-    """
+    """Return the different sizes among the cameras' images; the first camera's comes first."""
     return tuple(dict.fromkeys(image_sizes(dims)))
 
 
@@ -205,7 +196,6 @@ def with_cameras(dims: PolicyDims, cameras: int) -> PolicyDims:
 
 
 def language_dims(dims: PolicyDims) -> LanguageDims:
-    """Return the dimensions of a family with language, as such."""
     return cast(LanguageDims, dims)
 
 
@@ -222,12 +212,7 @@ class TimeTable(Protocol):
 
 @dataclass(frozen=True)
 class RowInput:
-    """An input with a value for each prompt row.
-
-    Attributes:
-        kind: `float32`, `int64` or `bool`.
-        shape: shape without the row axis, which comes first.
-    """
+    """An input with a value for each prompt row; `shape` is without the row axis, the first."""
 
     kind: Literal['float32', 'int64', 'bool']
     shape: Shape
@@ -245,22 +230,21 @@ class Family:
         presets: published sizes by name.
         limits: largest accepted values, by the fields of `dims` (`vision.width`).
         templates: layouts of the prompts that its policies were trained with, by the name in
-            policy.yaml; {} for policies without language, which have no prompt, no tokenizer and
-            no instruction.
+            policy.yaml; {} for policies without language.
         prefix_inputs: inputs of the prefix besides images: `tokens`, `token_mask`, `state`.
         head_inputs: inputs of the head besides the prefix's outputs: `state`.
-        time_table: function that makes the time table from dimensions and weights.
-        answer_decoder: of a `tokens` head: function that makes the decoder of its answers from
-            dimensions, the file of the tokenizer, and the further `files` by name.
+        time_table: makes the time table from dimensions and weights.
+        answer_decoder: of a `tokens` head: makes the decoder of its answers from dimensions, the
+            file of the tokenizer, and the further `files` by name.
         files: files that its bundles hold beside those of every family.
         noise: distribution that a `flow` begins with.
-        cuts_padding: True where a prompt whose padding is cut off at the end gives the head the
-            same, its tensors shorter, and zeros behind them change nothing.
-        rounds_activations: True where networks round numbers to 8 bits on the way, as they were
-            trained: one on the edge of two codes goes where the last bit of a sum sends it, and
-            moves a chunk by up to 0.1, whatever the precision.
-        freezes_actions: True for a `flow` whose training code ties a chunk to the one before by
-            actions in place of noise, of which the first do not move (`rtc_mode` frozen).
+        cuts_padding: padding may be cut off the end of a prompt: the head's tensors are shorter,
+            and zeros behind them change nothing.
+        rounds_activations: networks round numbers to 8 bits, as they were trained: one on the edge
+            of two codes goes where the last bit of a sum sends it, and moves a chunk by up to 0.1,
+            whatever the precision.
+        freezes_actions: a `flow` whose training ties a chunk to the one before by actions in place
+            of noise, of which the first do not move (`rtc_mode` frozen).
         flow_steps: denoise steps of its published policies; heads of one pass have none.
         figures: performance figures by name of the published size, a key of `presets`.
     """
@@ -306,7 +290,6 @@ class Family:
 
     @property
     def has_language(self) -> bool:
-        """True for policies that read a prompt."""
         return bool(self.templates)
 
 
@@ -314,10 +297,6 @@ def answer_decoder(
     family: Family, dims: PolicyDims, folder: Path, tokenizer: str | None
 ) -> AnswerDecoder | None:
     """Make the decoder of a policy's answers; None for other heads than `tokens`.
-
-    Args:
-        family, dims: family and dimensions of the policy.
-        folder: folder of its bundle; tokenizer: file of its tokenizer there.
 
     Raises:
         ValueError: a file of the bundle that cannot be read.
@@ -340,7 +319,6 @@ class NoTimes:
 
 
 def prompt_inputs(dims: LanguageDims) -> dict[str, RowInput]:
-    """Inputs of every prompt: tokens and their mask."""
     return {
         TOKENS: RowInput('int64', (dims.prompt_length,)),
         TOKEN_MASK: RowInput('bool', (dims.prompt_length,)),
@@ -358,5 +336,4 @@ def states_input(dims: PolicyDims) -> dict[str, RowInput]:
 
 
 def no_inputs(dims: PolicyDims) -> dict[str, RowInput]:
-    """No inputs: everything comes through the prefix."""
     return {}

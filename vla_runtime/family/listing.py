@@ -1,8 +1,4 @@
-"""Policy families, found by listing `families/`: each subfolder with a `declaration.py` is one.
-
-Declarations are loaded by the names of their folders, as plug-ins are: this room stands below
-`families` and imports nothing of it.
-"""
+"""Policy families, found by listing `families/`: each subfolder with a `declaration.py` is one."""
 
 from __future__ import annotations
 
@@ -25,13 +21,11 @@ _reported: set[str] = set()
 
 
 def family_folders() -> list[str]:
-    """Names of the folders that hold families: those with a declaration."""
     declared = (path.parent for base in code_folders() for path in base.glob('*/declaration.py'))
     return sorted(folder.name for folder in declared)
 
 
 def code_folders() -> list[Path]:
-    """Folders with the code of all families."""
     return [Path(folder) for folder in importlib.import_module(_PACKAGE).__path__]
 
 
@@ -41,11 +35,6 @@ def family_module(folder: str, name: str) -> ModuleType:
 
 
 def _in_folders() -> dict[str, tuple[str, Family]]:
-    """Family name to its folder and declaration.
-
-    Raises:
-        ValueError: two folders declare the same name.
-    """
     families: dict[str, tuple[str, Family]] = {}
     for folder in family_folders():
         for family in _declared_in(folder):
@@ -78,21 +67,15 @@ def _declared_in(folder: str) -> Sequence[Family]:
 
 
 def family_names() -> list[str]:
-    """Names of all families, as policy.yaml has them."""
     return list(_in_folders())
 
 
 def find_family(name: str) -> Family:
-    """Return a family's declaration.
-
-    Raises:
-        ValueError: unknown family; the message lists the known ones.
-    """
+    """Return a family's declaration; ValueError lists the known ones."""
     return find_in_folder(name)[1]
 
 
 def preset_names() -> list[str]:
-    """Names of all published sizes."""
     return [name for _, family in _in_folders().values() for name in family.presets]
 
 
@@ -112,7 +95,7 @@ def performance_figures(model: str) -> PerformanceFigures:
 
 
 def read_time_table(name: str, dims: PolicyDims, weights: Path) -> TimeTable:
-    """Return a family's time table over a bundle's weights.safetensors.
+    """Return a family's time table over a bundle's weights.
 
     Raises:
         ValueError: unknown family, or no safetensors file.

@@ -111,11 +111,7 @@ class NoiseScheduler:
         return np.cumprod(alphas.astype(np.float64)).astype(np.float32)
 
     def timesteps(self, steps: int) -> np.ndarray:
-        """Training steps of N denoise steps, from noisy to clean, (N,) int64.
-
-        Raises:
-            ValueError: more steps than the training had.
-        """
+        """Training steps of N denoise steps, noisy to clean, (N,) int64 (ValueError: too many)."""
         self.check_steps(steps)
         return np.arange(steps - 1, -1, -1, dtype=np.int64) * (self.train_steps // steps)
 
@@ -138,15 +134,6 @@ class NoiseScheduler:
         return np.array(rows, dtype=np.float32)
 
     def _update(self, kept: float, kept_next: float, *, last: bool) -> list[float]:
-        """Numbers of one step.
-
-        Args:
-            kept: share that is left at x; kept_next: at the next x.
-            last: no noise is added.
-
-        Returns:
-            of_x, of_m, divisor, most, clean_in, x_in, m_in, tie_in, noise_in
-        """
         signal, noise = math.sqrt(kept), math.sqrt(1.0 - kept)
         of_x, of_m, divisor = {
             'epsilon': (1.0, -noise, signal),

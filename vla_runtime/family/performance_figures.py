@@ -1,8 +1,4 @@
-"""Performance figures of a published size, kept beside its family's declaration.
-
-A family's figures stand in its folder, so that rooflines and benchmarks name no family. A size
-without figures has empty ones.
-"""
+"""Performance figures of a published size, kept beside its family's declaration."""
 
 from __future__ import annotations
 
@@ -24,10 +20,9 @@ class Kernels:
     """Kernels that a GPU launches for one inference of one prompt row.
 
     Attributes:
-        vision: kernels of one view.
-        prefix: kernels of the prefix.
-        step: kernels of one denoise step.
-        inputs: kernels that prepare a chunk's denoise steps, once a chunk.
+        vision: of one view.
+        step: of one denoise step.
+        inputs: those that prepare a chunk's denoise steps, once a chunk.
     """
 
     vision: int
@@ -52,15 +47,13 @@ class Kernels:
 class PublishedRun:
     """An inference with new images and one prompt row, measured by the authors of another runtime.
 
-    Views, precision and kernels are theirs: the shares compare, the milliseconds only bound what
-    can be expected.
+    Views, precision and kernels are theirs: the milliseconds only bound what can be expected.
 
     Attributes:
         runtime: name of the other runtime.
         device: key of `performance.devices.DEVICES`.
         total_ms: time of the server, without its transport.
-        vision_ms: time of the vision towers, all views; the rest is prefix, denoise loop and small
-            work.
+        vision_ms: time of the vision towers, all views.
         source: repository and file that published it.
     """
 
@@ -73,13 +66,12 @@ class PublishedRun:
 
 @dataclass(frozen=True)
 class PerformanceFigures:
-    """Figures of one published size.
+    """Figures of one published size; empty ones where nothing is known.
 
     Attributes:
         kernels: kernels of the fused modules with attention without a mask and products with
             epilogues, counted by benchmark/kernels.py; by what runs the expert's layers: `torch`
             (PyTorch's operators) or `triton` (Triton kernels). The numbers do not depend on widths.
-        runs: inferences that other authors measured and published.
     """
 
     kernels: Mapping[str, Kernels] = field(default_factory=dict)
@@ -91,11 +83,7 @@ class PerformanceFigures:
 
 
 def vla_cpp_runs(times: Mapping[str, tuple[float, float]]) -> tuple[PublishedRun, ...]:
-    """Return the runs that the authors of vla.cpp published.
-
-    Args:
-        times: device to (total, vision) in milliseconds.
-    """
+    """Return the runs that the authors of vla.cpp published: device to (total, vision) in ms."""
     return tuple(
         PublishedRun('vla.cpp', device, total, vision, _VLA_CPP_SOURCES[device])
         for device, (total, vision) in times.items()

@@ -34,10 +34,7 @@ def stage_times(dims: PolicyDims, times: np.ndarray, dt: float) -> np.ndarray:
 
 
 def step_rows(table: TimeTable, dims: PolicyDims, times: np.ndarray, dt: float) -> np.ndarray:
-    """Return the rows that the head takes in steps from these times, (N, S * C) float32.
-
-    Those of a step's S times lie side by side.
-    """
+    """Return the rows that the head takes, (N, S * C) float32, S times of a step side by side."""
     return table(stage_times(dims, times, dt).reshape(-1)).reshape(len(times), -1)
 
 

@@ -25,11 +25,8 @@ from vla_runtime.files.input_files import regular_file
 def whole_folder(path: Path, check: Callable[[Path], None]) -> Iterator[Path]:
     """Give a folder beside `path` that takes its place when the block ends without an error.
 
-    What a command that was killed left there is removed.
-
-    Args:
-        check: raises what forbids the filled folder to take its place, or to replace what has come
-            there in the meantime.
+    What a command that was killed left there is removed. `check` raises what forbids the filled
+    folder to take its place.
 
     Raises:
         OSError: the disk is full or the folder cannot be written to; nothing is left behind, and
@@ -91,11 +88,9 @@ _PROGRESS_BYTES = 1 << 28
 
 
 def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file in hex; a progress bar on a terminal when the file is large.
+    """SHA-256 of a regular file in hex, with a progress bar for large ones.
 
-    Raises:
-        UnreadableFileError: no regular file, nor a link to one.
-        OSError: it is missing or may not be read.
+    Errors are those of `regular_file`.
     """
     path, target = Path(path), regular_file(path)
     size = target.stat().st_size
@@ -131,11 +126,7 @@ _STREAMS = (str(STANDARD_OUTPUT), '/dev/stderr', '/dev/fd/', '/proc/')
 
 
 class WriteError(OSError):
-    """A file could not be written; `filename` is the one that was wanted.
-
-    Args:
-        cause: words of the system.
-    """
+    """A file could not be written; `filename` is the one that was wanted."""
 
     def __init__(self, path: Path, cause: OSError) -> None:
         super().__init__(cause.errno, cause.strerror or str(cause), str(path))
@@ -152,12 +143,11 @@ class WriteError(OSError):
 def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
     """Open a file beside `path` that takes its place when the block ends without an error.
 
-    A symbolic link is replaced, not what it leads to. A device, a pipe or a stream of this process
+    A symbolic link is replaced, not its target. A device, a pipe or a stream of this process
     (/dev/stdout) is written to itself.
 
     Raises:
-        WriteError: the disk is full or the folder cannot be written to, for example; nothing is
-            left behind, and what was there before is as it was.
+        WriteError: the disk is full or the folder cannot be written to; nothing is left behind.
     """
     path = Path(path)
     try:

@@ -7,11 +7,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that can be made again; it is not created here.
-
-    Raises:
-        ValueError: this user has no home.
-    """
+    """Return the folder for files that can be made again; not created (ValueError: no home)."""
     chosen = Path(os.environ.get('XDG_CACHE_HOME', ''))
     # As its specification says: what is not absolute counts for nothing.
     if chosen.is_absolute():

@@ -51,10 +51,7 @@ def has_tensors(folder: Path) -> bool:
 
 
 def unfinished_download(folder: Path) -> Path | None:
-    """Return a file that `hf download` had not finished, in a folder or in the Hub's cache of it.
-
-    None where there is none.
-    """
+    """Return a file that `hf download` had not finished in a folder or its Hub cache, or None."""
     places = (folder, folder / '.cache/huggingface/download')
     # A snapshot's files are links into the blobs.
     blobs = folder.parent.parent / 'blobs' if folder.parent.name == 'snapshots' else None

@@ -12,9 +12,8 @@ _LONGEST_MESSAGE = 600
 class FieldError(ValueError):
     """A value that cannot be used.
 
-    Attributes:
-        field: dotted path of the value in its document, e.g. `cameras[1].name`; '' is the document.
-        message: one line: what came, what was expected, how to mend it.
+    `field` is its dotted path in the document, e.g. `cameras[1].name`; '' is the document.
+    `message` is one line: what came, what was expected, how to mend it.
     """
 
     def __init__(self, field: str, message: str) -> None:

@@ -1,8 +1,7 @@
 """Files from elsewhere: only regular ones are opened, and texts are read up to a size.
 
-A path may be a link, as every file of a Hugging Face cache is: links are followed once, when the
-file is opened, wherever they lead. What they lead to must be a regular file; a FIFO would be
-waited for without end, and a device may have no end.
+A path may be a link, as in a Hugging Face cache; links are followed once, when the file is opened.
+A FIFO would be waited for without end, and a device may have no end.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ class UnreadableFileError(ValueError):
 def near_path(path: Path, accepts: Callable[[Path], bool]) -> str:
     """Return a hint at the nearest name beside a path that is not there; '' without one.
 
-    Args:
-        path: what was named; its suffix may have been left out.
-        accepts: whether something is of the kind that was meant.
+    The suffix of `path` may have been left out; `accepts` tells what is of the kind that was meant.
     """
     try:
         # By their stems: the suffix, which is alike, may be missing too.
@@ -49,13 +46,7 @@ def near_path(path: Path, accepts: Callable[[Path], bool]) -> str:
 
 
 def regular_file(path: str | Path) -> Path:
-    """Follow the links of a path to a regular file.
-
-    Args:
-        path: a file, or a link to one.
-
-    Returns:
-        The file itself, absolute and free of links.
+    """Follow the links of a path to a regular file, absolute and free of links.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -90,11 +81,7 @@ def regular_file(path: str | Path) -> Path:
 
 
 def whole_file(path: str | Path) -> Path:
-    """Follow the links of a path to a regular file that is not empty.
-
-    Raises:
-        As `regular_file`; UnreadableFileError for an empty file too.
-    """
+    """Follow the links of a path to a regular file; errors as there, and for an empty file too."""
     target = regular_file(path)
     if not target.stat().st_size:
         raise UnreadableFileError(f'is empty: {DOWNLOAD_AGAIN}')
@@ -103,10 +90,6 @@ def whole_file(path: str | Path) -> Path:
 
 def read_text(path: str | Path, most_bytes: int) -> str:
     """Read a regular file of UTF-8 text.
-
-    Args:
-        path: the file, or a link to it.
-        most_bytes: largest size that is read.
 
     Raises:
         FileNotFoundError: there is nothing.

@@ -1,7 +1,6 @@
 """JSON files: values are checked when read; errors name file and field.
 
-Within `noting_keys` every mapping notes which of its keys somebody asked for, so that a reader can
-name those that nobody did.
+Within `noting_keys` every mapping notes which of its keys were asked for, to name the others.
 """
 
 from __future__ import annotations
@@ -28,12 +27,7 @@ _LONGEST_FIELD = 200
 
 @dataclass
 class NotedKeys:
-    """Keys of one mapping.
-
-    Attributes:
-        values: the mapping.
-        asked: keys that somebody asked for.
-    """
+    """Keys of one mapping, and those that were asked for."""
 
     values: Mapping[str, Any]
     asked: set[str] = field(default_factory=set)
@@ -68,13 +62,7 @@ class JsonError(ValueError):
 
 @dataclass(frozen=True)
 class JsonMapping:
-    """A mapping in a JSON file.
-
-    Attributes:
-        path: the file.
-        values: the mapping's content.
-        field: place in the file; '' is the whole.
-    """
+    """A mapping in a JSON file; `field` is its place there, '' the whole."""
 
     path: Path
     values: Mapping[str, Any]
@@ -97,7 +85,6 @@ class JsonMapping:
         """Return one value, checked for its type.
 
         Args:
-            key: key in this mapping.
             kind: expected type or types; bool is no int here.
             default: value where the key is missing or null; without it that is an error.
 
@@ -119,7 +106,6 @@ class JsonMapping:
         return value
 
     def value(self, key: str) -> Any:
-        """Return one value as it stands; None where it is missing."""
         self._note(key)
         return self.values.get(key)
 
@@ -140,7 +126,6 @@ class JsonMapping:
         return JsonMapping(self.path, values, self._where(key))
 
     def mappings(self, key: str) -> list[JsonMapping]:
-        """A list of mappings."""
         found = []
         for index, item in enumerate(self.get(key, list)):
             where = f'{key}[{index}]'
@@ -160,7 +145,6 @@ class JsonMapping:
         return tuple(values)
 
     def error(self, key: str, message: str) -> JsonError:
-        """An error about one key, with file and field."""
         field = one_line(self._where(key), _LONGEST_FIELD)
         return JsonError(f'{self.path}: field {field}: {message}')
 
@@ -169,11 +153,7 @@ class JsonMapping:
 
 
 def read_json(path: Path, most_bytes: int = LARGEST_JSON) -> JsonMapping:
-    """Read a JSON file whose top is a mapping.
-
-    Raises:
-        JsonError: missing, too large, not JSON, or not a mapping.
-    """
+    """Read a JSON file whose top is a mapping (JsonError: it cannot be read, or another top)."""
     document = read_document(path, most_bytes)
     if not isinstance(document, dict):
         raise JsonError(f'{path}: is not a mapping')
@@ -181,11 +161,7 @@ def read_json(path: Path, most_bytes: int = LARGEST_JSON) -> JsonMapping:
 
 
 def read_document(path: Path, most_bytes: int = LARGEST_JSON) -> Any:
-    """Read a JSON file, whatever its top is.
-
-    Raises:
-        JsonError: missing, not a regular file, too large, or not JSON.
-    """
+    """Read a JSON file, whatever its top is (JsonError: missing, too large, or not JSON)."""
     try:
         text = read_text(path, most_bytes)
         if not text:

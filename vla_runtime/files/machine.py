@@ -53,8 +53,7 @@ def cpu_instructions() -> str:
 def available_cores() -> int:
     """Return the cores that this process may keep busy, at least one.
 
-    Those that it may run on, and not more than its control groups' time allows, as a container's
-    `--cpus` sets it; a part of a core does not count.
+    Its control groups' time counts, as a container's `--cpus` sets it, in whole cores.
     """
     allowed = len(os.sched_getaffinity(0))
     return max(1, min([allowed, *(int(cores) for cores in _quotas())]))
@@ -109,11 +108,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Installed versions; a package that is not installed is left out.
-
-    An imported module is asked first: PyTorch's version names its build (`2.13.0+cpu`), which the
-    package's may lack.
-    """
+    """Installed versions, by the imported module's own word first; others are left out."""
     # Loads 40 modules that the executor, which imports this one, needs for nothing else.
     from importlib import metadata
 

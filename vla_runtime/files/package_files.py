@@ -20,8 +20,7 @@ _SOURCES = ('.py', '.xml')
 def code_version(folder: Path | None = None) -> str:
     """`<commit>`, `<commit>-dirty` with changes not committed, or the version of the package.
 
-    Args:
-        folder: folder that the packages are in; that of the running ones when None.
+    `folder` holds the packages; those of the running ones when None.
     """
     folder = Path(vla_runtime.__file__).parents[1] if folder is None else folder
     # A package installed inside somebody else's repository is not that repository's commit.
@@ -37,10 +36,8 @@ def code_version(folder: Path | None = None) -> str:
 def source_digest(folder: Path | None = None) -> str:
     """SHA-256 of the packages' source: every module and the simulator's scene, with their paths.
 
-    Equal digests mean equal code, with or without git, in a checkout as in an installed package.
-
-    Args:
-        folder: folder that the packages are in; that of the running ones when None.
+    Equal digests mean equal code, in a checkout as in an installed package. `folder` holds the
+    packages; those of the running ones when None.
     """
     folder = Path(vla_runtime.__file__).parents[1] if folder is None else folder
     digest = hashlib.sha256()

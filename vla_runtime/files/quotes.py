@@ -38,11 +38,9 @@ _PRINTED_BITS = 200
 
 
 def quoted(value: Any, longest: int = QUOTE_LENGTH) -> str:
-    """A scalar as Python writes it, escapes included; the middle of a long one is left out.
+    """A scalar as Python writes it, escapes included; the middle of a long text is left out.
 
-    Args:
-        value: text, number, date, list or mapping; the last two are named and not shown.
-        longest: characters of a text that are shown.
+    A list or mapping is named and not shown.
     """
     if isinstance(value, dict):
         return 'a mapping'

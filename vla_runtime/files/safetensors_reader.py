@@ -25,9 +25,7 @@ class SafetensorsError(ValueError):
 class Header(NamedTuple):
     """Header of a safetensors file.
 
-    Attributes:
-        tensors: `dtype`, `shape` and `data_offsets` of each tensor, by its name.
-        start: position in the file that the offsets are counted from.
+    `tensors` has each one's `dtype`, `shape` and `data_offsets`, counted from position `start`.
     """
 
     tensors: Mapping[str, dict[str, Any]]
@@ -35,11 +33,7 @@ class Header(NamedTuple):
 
 
 def safetensors_header(path: Path) -> Header:
-    """Read and check the header of a safetensors file.
-
-    Raises:
-        SafetensorsError: a file that is damaged, or that is no regular file.
-    """
+    """Read and check the header of a safetensors file (SafetensorsError: damaged)."""
     # Here: what only converts bfloat16 runs where the library is not installed.
     from safetensors import safe_open
 
@@ -93,22 +87,14 @@ def safetensors_errors(path: Path) -> Iterator[None]:
 
 
 class SafetensorsReader:
-    """Single tensors of a safetensors file in float32, bfloat16 ones too (numpy knows none).
-
-    Raises:
-        SafetensorsError: not a whole safetensors file.
-    """
+    """Single tensors of a whole safetensors file in float32, bfloat16 too (SafetensorsError)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._header, self._start = safetensors_header(path)
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor as float32.
-
-        Raises:
-            ValueError: it is not there, or its dtype is not a float.
-        """
+        """One tensor as float32 (ValueError: it is not there, or its dtype is not a float)."""
         entry = self._entry(name)
         begin, end = entry['data_offsets']
         dtype = np.dtype(_DTYPES[entry['dtype']])
@@ -120,11 +106,7 @@ class SafetensorsReader:
         return values.astype(np.float32, copy=False).reshape(entry['shape'])
 
     def mapped(self, name: str) -> tuple[np.ndarray, bool]:
-        """One tensor as it is stored, mapped and not read; True for bfloat16, held as uint16.
-
-        Raises:
-            ValueError: as `read`.
-        """
+        """One tensor as stored, mapped; True for bfloat16, held as uint16; errors as `read`."""
         entry = self._entry(name)
         offset, shape = self._start + entry['data_offsets'][0], tuple(entry['shape'])
         dtype = np.dtype(_DTYPES[entry['dtype']])

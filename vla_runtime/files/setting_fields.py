@@ -1,7 +1,4 @@
-"""Settings as dataclass fields: default, range, words and description stand once, in the field.
-
-A dataclass checks its own values by its fields, and a node makes its parameter table of them.
-"""
+"""Settings as dataclass fields, which check values and make a node's parameter table."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ class Setting:
     """One setting as a person sets it.
 
     Attributes:
-        name: name of the parameter.
         default: bool, int, float or str; 0 where the field's default is None.
         description: one line for `ros2 param describe` and the documentation.
         minimum: smallest number allowed, inclusive; None: no limit.
@@ -55,11 +51,7 @@ class Setting:
         return f'{self.minimum} to {self.maximum}'
 
     def problem(self, value: Any) -> str:
-        """Return why a value of the setting's type is refused, or empty text.
-
-        Args:
-            value: a number, which must be in the range, or a text, which must be one of the words.
-        """
+        """Return why a value of the setting's type is refused, or empty text."""
         if self.words and value not in self.words:
             return f'{self.name} is {quoted(value)}: it must be one of {self.allowed}'
         if self.minimum is None or self.maximum is None:
@@ -80,14 +72,7 @@ def setting(
 ) -> Any:
     """Return a dataclass field that carries its own row of a parameter table.
 
-    Allowed words are read from the field's type, a `Literal`.
-
-    Args:
-        default: default of the field.
-        description: one line for the person at the robot.
-        minimum: smallest number allowed, inclusive.
-        maximum: largest number allowed, inclusive.
-        name: name of the parameter; the field's own when empty.
+    Allowed words are read from the field's type, a `Literal`. An empty `name` is the field's own.
     """
     facts = {
         'name': name,
@@ -110,15 +95,7 @@ def settings_of(kind: type) -> tuple[Setting, ...]:
 
 
 def from_values(kind: type, values: Mapping[str, Any]) -> Any:
-    """Make a dataclass from the values of its settings; what is no setting keeps its default.
-
-    Args:
-        kind: the dataclass.
-        values: parameter name to value; may hold others.
-
-    Raises:
-        ValueError: values that do not go together.
-    """
+    """Make a dataclass from values by parameter name, else defaults (ValueError: unfit values)."""
     given: dict[str, Any] = {}
     for member, hint in _members(kind):
         if is_dataclass(hint):
@@ -181,7 +158,6 @@ def _members(kind: type) -> tuple[tuple[Field[Any], Any], ...]:
 
 
 def _zero(hint: Any) -> Any:
-    """Return the number, of the type of an optional field, that stands for None."""
     return next(kind() for kind in get_args(hint) if kind is not type(None))
 
 

@@ -10,13 +10,7 @@ from typing import Any, TextIO, cast
 
 
 class LostOutputError(Exception):
-    """Standard output takes no more: its disk is full, or nobody reads the pipe.
-
-    No OSError, which verbs take for one of their files.
-
-    Args:
-        cause: error of the write.
-    """
+    """Standard output takes no more; no OSError, which verbs take for one of their files."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(f'standard output cannot be written: {cause.strerror}')

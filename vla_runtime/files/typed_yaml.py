@@ -3,13 +3,11 @@
 One dataclass mirrors one mapping; `parse` checks a loaded document against the type hints and
 `to_plain` goes back. Types understood: str, bool, int, float, Literal, X | None, tuple[X, ...],
 tuples of fixed length, nested dataclasses and Mapping[str, str]. A field whose metadata has `key`
-is written under that key. Integers are sizes and counts: at least 1, or at least 0 where 0 is the
-field's default. Floats must be finite, and may be written with any exponent (1e3). No number is
-above 2**31 - 1.
+is written under that key. Integers are at least 1, or at least 0 where 0 is the field's default.
+Floats must be finite, and may have any exponent (1e3). No number is above 2**31 - 1.
 
-Of YAML only plain data is read: no tags, no merge keys. Documents have at most 20,000 values, with
-aliases counted as what they stand for, nested at most 20 deep. Messages are one line and quote no
-more than a short part of the document.
+Only plain data is read: no tags, no merge keys. Documents have at most 20,000 values, with aliases
+counted as what they stand for, nested at most 20 deep. Messages are one line.
 """
 
 from __future__ import annotations
@@ -51,9 +49,8 @@ _MERGE = 'tag:yaml.org,2002:merge'
 class _StrictLoader(yaml.SafeLoader):
     """Safe loading of plain data, within bounds.
 
-    Refused with the line: a key given twice, where YAML would keep the last one silently; merge
-    keys, whose repeated merging takes time without end; tags, whose constructors fail in many ways;
-    aliases that stand for themselves or for too much.
+    Refused with the line: a key given twice, merge keys, tags, and aliases that stand for
+    themselves or for too much.
     """
 
     def __init__(self, text: str, *, as_rcl: bool) -> None:
@@ -128,12 +125,10 @@ def loads(text: str, *, as_rcl: bool = False) -> Any:
     """Load one YAML document, nothing but plain data.
 
     Args:
-        text: the document.
         as_rcl: read it as ROS 2 reads parameter files: no aliases, 12:30 is a text, 010 is 8.
 
     Raises:
-        FieldError: not YAML, a tag, a merge key, a key given twice, or more than is ever needed;
-            with the line.
+        FieldError: not YAML, a tag, a merge key, a key given twice, or too large; with the line.
     """
     try:
         return yaml.load(text, Loader=partial(_StrictLoader, as_rcl=as_rcl))
@@ -181,15 +176,11 @@ def _hints_of(cls: type) -> Mapping[str, Any]:
 
 
 def parse(cls: type[T], value: Any, field: str = '') -> T:
-    """Build a dataclass from a loaded mapping.
-
-    Args:
-        cls: the dataclass; its `__post_init__` may raise ValueError for what hints cannot say.
-        value: value that `loads` gave.
-        field: path of `value` in its document, for messages.
+    """Build a dataclass from a loaded mapping; `field` is the path of `value` in its document.
 
     Raises:
-        FieldError: unknown or missing key, wrong type, number out of range, word not in a Literal.
+        FieldError: unknown or missing key, wrong type, number out of range, word not in a Literal,
+            or what the dataclass's `__post_init__` refuses.
     """
     if not isinstance(value, Mapping):
         raise FieldError(field, f'{_shown(value)} where a mapping is expected')
@@ -238,7 +229,6 @@ def number_or_same(value: Any) -> Any:
 
 
 def _value(hint: Any, value: Any, field: str, minimum: int) -> Any:
-    """Check one value against one type hint."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         inner = [item for item in get_args(hint) if item is not type(None)]
@@ -320,7 +310,6 @@ def _tuple(hints: tuple[Any, ...], value: Any, field: str, minimum: int) -> tupl
 
 
 def _shown(value: Any) -> str:
-    """Describe a value with its kind."""
     if value is None:
         return 'nothing'
     if isinstance(value, (Mapping, list, tuple)):

@@ -1,7 +1,7 @@
 """A ROS domain that no other test, and no other live replay, on this machine uses.
 
-A domain is claimed by a lock on a file of the temporary folder. The kernel gives the lock back when
-the process ends, however it ends. Child processes use their parent's domain (`ROS_DOMAIN_ID`).
+A domain is claimed by a lock on a temporary file, which the kernel gives back when the process
+ends. Child processes use their parent's domain (`ROS_DOMAIN_ID`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ DOMAINS = range(1, 102)
 def claim_domain() -> int:
     """Claim a domain for this process until it ends; one more with every call.
 
-    Returns:
-        its number; never that of the environment, where a graph may run without a claim
+    Its number is never that of the environment, where a graph may run without a claim.
 
     Raises:
         RuntimeError: all of them are in use.
@@ -49,6 +48,6 @@ def _locked(path: Path) -> bool:
 
 
 def _open_to_all(path: Path, mode: int) -> None:
-    """Let other users' processes use it too, whatever the umask; the one who made it does this."""
+    """Let other users' processes use it too, whatever the umask."""
     if path.stat().st_uid == os.getuid():
         path.chmod(mode)

@@ -3,12 +3,9 @@
 Imports nothing that takes time, so that it can be there before whatever does.
 
 Invariants:
-- from entering `interruptible` to leaving it, SIGINT, SIGTERM and SIGHUP do not end the process,
-  however many come: `ros2 launch` sends a SIGINT of its own after the terminal's;
-- the first one is the wish; from then on all of them are ignored to the very end of the process,
-  the interpreter's own finalisation included;
-- none is lost while another program takes the place of this one (`keep_signals`), before that
-  program has its handlers either;
+- in `interruptible`, SIGINT, SIGTERM and SIGHUP do not end the process, however many come;
+- the first one is the wish; all others are ignored to the very end of the process;
+- none is lost while another program takes the place of this one (`keep_signals`);
 - Ctrl-\\ (SIGQUIT) is left as it is: it ends the process at once.
 """
 
@@ -31,14 +28,10 @@ _KEPT = 'VLA_RUNTIME_SIGNALS'
 
 
 class Interrupt:
-    """Request to end, made by a signal.
+    """Request to end, made by a signal; `how` is words for the first signal, '' without one.
 
     A plain attribute: the lock of a `threading.Event` may be held by the very thread that the
     handler interrupts.
-
-    Attributes:
-        wanted: True since the first signal.
-        how: words for the signal that came first; '' without one.
     """
 
     def __init__(self) -> None:
@@ -46,7 +39,6 @@ class Interrupt:
         self.how = ''
 
     def want(self, number: int, _: object = None) -> None:
-        """Handle a signal: note it."""
         self.wanted = True
         self.how = self.how or _HOW[signal.Signals(number)]
 
@@ -55,8 +47,7 @@ class Interrupt:
 def interruptible() -> Iterator[Interrupt]:
     """Handle SIGINT, SIGTERM and SIGHUP as a request to end.
 
-    What handled them before does so again afterwards, unless there was one: then the process is
-    about to end, and no more of them is wanted.
+    Former handlers are restored, unless there was a request: then the process is about to end.
     """
     interrupt = Interrupt()
     before = take_signals(interrupt.want)
@@ -68,13 +59,10 @@ def interruptible() -> Iterator[Interrupt]:
 
 
 def take_signals(handler: Callable[[int, Any], Any]) -> dict[signal.Signals, Any]:
-    """Let a function handle the signals.
+    """Let a function handle the signals; return each signal's handler before.
 
-    A SIGHUP that is ignored stays ignored: `nohup` asks for that. What was kept for this program
-    comes now.
-
-    Returns:
-        signal to the handler before
+    A SIGHUP that is ignored stays ignored, as `nohup` asks. What was kept for this program comes
+    now.
     """
     before = {
         number: signal.signal(number, handler)
@@ -91,8 +79,8 @@ def take_signals(handler: Callable[[int, Any], Any]) -> dict[signal.Signals, Any
 def keep_signals() -> None:
     """Keep the signals from now on for the program that takes the place of this one by `exec`.
 
-    This thread, the main one, blocks them: its mask and what is pending outlive `exec`. Another
-    thread that takes one all the same leaves its number in a pipe, which outlives it too.
+    The main thread blocks them: mask and pending signals outlive `exec`. Another thread that gets
+    one leaves its number in a pipe, which outlives it too.
     """
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_inheritable(reader, True)

@@ -17,21 +17,15 @@ _LIBC = ctypes.CDLL(None) if sys.platform == 'linux' else None
 
 
 def dies_with_this_process() -> Callable[[], None]:
-    """Return a `preexec_fn` for `subprocess.Popen` that ties the child to this process.
-
-    The thread that starts the child must live as long as the child shall.
-    """
+    """Return a `preexec_fn` for `subprocess.Popen` that ties the child to the starting thread."""
     parent = os.getpid()
     return lambda: die_with(parent)
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; prctl(2).
+    """Have the kernel kill this process when the thread of `parent` that started it ends; prctl(2).
 
     Does nothing on other systems than Linux.
-
-    Args:
-        parent: process id of who started this one.
     """
     if _tie(signal.SIGKILL) and os.getppid() != parent:
         # It died before.
@@ -41,9 +35,8 @@ def die_with(parent: int) -> None:
 def end_with_launch() -> None:
     """Have the kernel send this process a SIGTERM when the launch that started it ends.
 
-    A launch that is killed, or gets a SIGTERM alone, ends without a word to its nodes; they would
-    go on to move the robot. Does nothing for a process that something else started, be it a shell
-    or debugger in between, and on other systems than Linux.
+    A launch that is killed ends without a word to its nodes, which would go on to move the robot.
+    Does nothing for a process that something else started, and on other systems than Linux.
     """
     launch = os.environ.get(LAUNCH_VARIABLE)
     if _LIBC is None or launch is None:

@@ -1,7 +1,7 @@
 """Workers on a Ray cluster, with the interface of the processes in `workers.py`.
 
-Ray places the work, repeats what a lost worker was doing (three times at most), and carries
-arguments and results. No other module imports Ray, and this one only when a cluster is asked for.
+Ray places the work and repeats what a lost worker was doing (three times at most). No other module
+imports Ray, and this one only when a cluster is asked for.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ AUTO = 'auto'
 _CLIENT = 'ray://'
 _INSTALL = "./run exec pip install -e '.[ray]', or pip install '.[ray]' in the source folder"
 _CONNECT_S = 5.0
-# Ray itself tries a wrong address for minutes, inside a call that nothing interrupts. Joining a
-# cluster takes a second or two, on a machine that is busy many times that.
+# Ray tries a wrong address for minutes, uninterruptibly; joining takes a second or two.
 _TRIAL_S = 60.0
 # Workers start within a second or two; on a machine that is busy later.
 _CHECK_S = 60.0
@@ -74,8 +73,6 @@ class ClusterUse:
             `auto` for the one that runs on this machine, `local` to start one for the time.
         inputs: files and folders that every machine must have under the same path.
         packages: Python packages that every machine must have.
-        cpus: CPUs of one piece of work.
-        gpus: GPUs of one piece of work.
         local_cpus: CPUs of a cluster started here; None: all.
     """
 
@@ -91,8 +88,8 @@ class ClusterUse:
 def cluster_workers(use: ClusterUse) -> Iterator[Submit]:
     """Yield a function that runs another on the cluster, like `Executor.submit`.
 
-    Work runs in the folder that this process is in, so relative paths mean the same there. The end
-    of the block waits for what was submitted; an exception in it, Ctrl-C too, ends the work.
+    Work runs in this process's working folder. The end of the block waits for what was submitted;
+    an exception in it, Ctrl-C too, ends the work.
 
     Raises:
         ClusterError: Ray is missing, no cluster answers, or a machine of it lacks something.
@@ -127,7 +124,6 @@ def _call(
     function: Callable[..., Any],
     arguments: Sequence[Any],
 ) -> Any:
-    """Run a function on a machine of the cluster."""
     os.chdir(folder)
     return function(*arguments)
 
@@ -156,7 +152,6 @@ def _pass_on(ray: Any, done: Future[Any], future: Future[Any]) -> None:
 
 
 def require_ray() -> None:
-    """Raise ClusterError if Ray cannot be imported."""
     _import_ray()
 
 
@@ -191,10 +186,7 @@ def _connect(ray: Any, use: ClusterUse) -> None:
 
 @contextmanager
 def _own_token(address: str) -> Iterator[None]:
-    """Give a cluster started here a token of its own, which is removed with it.
-
-    Ray would write one to the home folder, and every cluster started there later would ask for it.
-    """
+    """Give a cluster started here a token of its own; Ray would write one to the home folder."""
     before = {name: os.environ.get(name) for name in ('RAY_AUTH_TOKEN', 'RAY_AUTH_MODE')}
     stated = any(before.values()) or 'RAY_AUTH_TOKEN_PATH' in os.environ
     if address == LOCAL and not stated:
@@ -208,11 +200,6 @@ def _own_token(address: str) -> Iterator[None]:
 
 
 def _try_address(address: str) -> None:
-    """Refuse an address at which no cluster of this Ray answers.
-
-    Raises:
-        ClusterError: within seconds, where `ray.init` takes minutes and then ends the process.
-    """
     if address != AUTO:
         _try_port(address)
     log, status = _joined(address)
@@ -227,11 +214,6 @@ def _try_address(address: str) -> None:
 
 
 def _joined(address: str) -> tuple[str, int | None]:
-    """Join a cluster in a process of its own.
-
-    Returns:
-        what Ray wrote, and the exit status; None where it took too long
-    """
     lines = []
     command = [sys.executable, '-c', _TRIAL, address]
     with subprocess.Popen(
@@ -271,12 +253,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _refusal(address: str, log: str) -> ClusterError:
-    """Return the error of a cluster that cannot be joined: Ray's reason, and what mends it.
-
-    Args:
-        address: address as given.
-        log: output of Ray: lines of its log, and its error on one line.
-    """
+    """Return the error of a cluster that cannot be joined: Ray's reason, and what mends it."""
     for words, mend in _MENDS.items():
         if words in log:
             # Ray goes on with advice of its own.
@@ -291,11 +268,7 @@ def _last_line(text: str) -> str:
 
 
 def _check_machines(ray: Any, use: ClusterUse) -> None:
-    """Have every machine that may get work look for code, packages and files.
-
-    Raises:
-        ClusterError: a machine lacks something, or none is large enough.
-    """
+    """Have every machine that may get work look for code, packages and files."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     machines = {
@@ -341,8 +314,7 @@ def _described(path: Path) -> _Input:
 def _checker() -> Callable[..., str | None]:
     """Return the check that runs on a machine of the cluster.
 
-    Ray sends a function made inside another one as code, and not by its module's name. So it runs
-    where the package is missing.
+    Ray sends a function made inside another one as code: it runs where the package is missing.
     """
 
     def problem_here(

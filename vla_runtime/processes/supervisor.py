@@ -4,11 +4,9 @@ Invariants:
 - each child has a session of its own: a Ctrl-C in the terminal reaches only the supervisor, which
   then ends the children one after the other;
 - a child that does not follow SIGINT in time gets SIGKILL;
-- on Linux the kernel kills the children when the supervisor's process dies without ending them, by
-  SIGKILL for example: none is left behind;
+- on Linux the kernel kills the children when the supervisor's process dies without ending them;
 - whatever a child wrote is in a log file, and its last lines are at hand for an error message;
-- a log that cannot be written ends that log alone: the child's output is still taken, so that it
-  never waits for a reader.
+- a log that cannot be written ends that log alone; the child never waits for a reader.
 """
 
 from __future__ import annotations
@@ -35,14 +33,9 @@ class ChildDiedError(RuntimeError):
 
 
 class Child:
-    """One running executable. The thread that starts it must live at least as long.
+    """One running `python -m module`. The thread that starts it must live at least as long.
 
-    Args:
-        name: name for people.
-        module: run as `python -m module`.
-        arguments: after it.
-        log: file that its output goes to.
-        on_failure: called once with why the log cannot be written any more.
+    `on_failure` is called once with why the log cannot be written.
     """
 
     def __init__(
@@ -94,7 +87,6 @@ class Child:
         return code
 
     def death(self) -> str:
-        """Describe how the process ended."""
         code = self._process.poll()
         how = f'was ended by signal {-code}' if code and code < 0 else f'ended with code {code}'
         return f'{self.name} {how}; {self.last_output()}'
@@ -141,11 +133,9 @@ class _Log:
 
 
 class Supervisor:
-    """All children of one session; use as a context.
+    """All children of one session, with their logs in `log_folder`; use as a context.
 
-    Args:
-        log_folder: folder that their output goes to.
-        on_failure: called in another thread for every log that cannot be written any more.
+    `on_failure` is called in another thread for every log that cannot be written.
     """
 
     def __init__(self, log_folder: Path, on_failure: Callable[[str], None]) -> None:
@@ -161,14 +151,13 @@ class Supervisor:
         self.stop()
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> Child:
-        """Start one more."""
         log = self._log_folder / f'{name}.log'
         child = Child(name, module, arguments, log, self._on_failure)
         self._children.append(child)
         return child
 
     def check(self, *names: str) -> None:
-        """Raise `ChildDiedError` unless those of these names are running; all without names."""
+        """Raise `ChildDiedError` unless those of these names, or all, are running."""
         for child in self._children:
             if not child.running and (not names or child.name in names):
                 raise ChildDiedError(child.death())

@@ -1,7 +1,4 @@
-"""Processes beside this one that end with it, and that a Ctrl-C in the terminal does not reach.
-
-On Linux they end however this one does: by SIGTERM and SIGKILL too.
-"""
+"""Processes that end with this one, on Linux however it ends, and that no Ctrl-C reaches."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ Submit = Callable[..., 'Future[Any]']
 # Opens workers.
 Pool = Callable[[], AbstractContextManager[Submit]]
 
-# In which an executor ends by itself when its workers have ended.
+# Time in which an executor ends by itself when its workers have ended.
 _CLOSING_S = 2.0
 
 
@@ -30,11 +27,8 @@ def workers(count: int) -> Iterator[Submit]:
     """Yield a function that runs another in one of several processes, like `Executor.submit`.
 
     The end of the block waits for what was submitted. An exception in it, Ctrl-C too, ends the
-    processes wherever they are.
-
-    Args:
-        count: number of processes. Spawned, not forked: neither a rendering context nor PyTorch's
-            threads survive a fork.
+    processes wherever they are. They are spawned, not forked: neither a rendering context nor
+    PyTorch's threads survive a fork.
 
     Raises:
         ChildProcessError: one of them was killed from outside.
@@ -73,12 +67,7 @@ def workers(count: int) -> Iterator[Submit]:
 
 
 def _free_the_feeder(executor: ProcessPoolExecutor) -> None:
-    """Let an executor end whose workers were ended and whose queue is still being sent.
-
-    Nobody reads the queue any more: on Python 3.10 a full pipe would hold the executor for ever
-    (CPython issue 94777). Later ones close the reading end themselves, which takes a moment; two
-    threads that close it at once fail.
-    """
+    """Let an executor end whose workers were ended and whose queue is still being sent."""
     manager = getattr(executor, '_executor_manager_thread', None)
     if manager is None:
         return

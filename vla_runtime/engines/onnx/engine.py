@@ -1,16 +1,14 @@
 """The ONNX Runtime backend: a bundle's ONNX files on the CPU, CUDA or TensorRT provider.
 
-Imports neither PyTorch nor the networks. Inputs, outputs, keys and values live in buffers of the
-provider's device, bound to the sessions; a schedule's buffers are made when it is first set, and
-the last few schedules are kept. ONNX Runtime takes scratch memory from its own arena, which never
-shrinks. One and two prompt rows are separate sessions, each with its own copy of the weights on the
-provider: a policy without guidance loads one. On a CUDA provider the runtime may place
-single index operators on the CPU where it has no kernel for them; a missing provider is an error.
+Imports neither PyTorch nor the networks. All tensors live in buffers of the provider's device,
+bound to the sessions; the last few schedules are kept. ONNX Runtime takes scratch memory from its
+own arena, which never shrinks. One and two prompt rows are separate sessions, each with its own
+copy of the weights: a policy without guidance loads one. On a CUDA provider the runtime may place
+single index operators on the CPU; a missing provider is an error.
 
-One thread may encode while another denoises (feature `overlap`): vision, prefix and expert are
-separate sessions, and the two threads bind and write different buffers. The other features are
-PyTorch's alone: the files hold no Jacobian and no flow times of single actions, and their rows are
-prompts, not samples.
+One thread may encode while another denoises (feature `overlap`): the sessions are separate, and
+the two threads bind and write different buffers. The files hold no Jacobian and no flow times of
+single actions, and their rows are prompts, not samples.
 """
 
 from __future__ import annotations
@@ -44,9 +42,7 @@ from vla_runtime.family.step_schedule import step_rows
 class _Schedule:
     """Device buffers of a schedule: how the steps move, time table and the plan's weights.
 
-    Attributes:
-        bindings: of the expert, by prompt rows, slot, step and the buffer of the actions. Binding a
-            step's buffers anew takes a tenth of a small policy's step.
+    The expert's bindings are kept: binding anew takes a tenth of a small policy's step.
     """
 
     def __init__(
@@ -91,7 +87,6 @@ class _Schedule:
         self._rows['step_noise'].write(step_noise)
 
     def bind(self, binding: Binding, index: int) -> None:
-        """Bind the inputs of one step."""
         assert self._plan_weight is not None, 'load_step_inputs comes first'
         row = (1, self._table.shape[1])
         binding.input_row('time_conditioning', row, self._table, index)
@@ -108,9 +103,7 @@ class _Schedule:
 class PrefixRows:
     """Bindings and buffers of the prefix for one number of prompt rows.
 
-    Attributes:
-        prefix_inputs: the family's, by name.
-        past: per slot, the prefix's outputs by name; encode: the run that writes them.
+    `past` has, per slot, the prefix's outputs by name, and `encode` the run that writes them.
     """
 
     def __init__(self, prefix: Session, image_tokens: Buffer, image_mask: Buffer) -> None:
@@ -166,10 +159,7 @@ class _Vision:
         self.tokens: tuple[int, ...] = tuple(session.outputs['image_tokens'].shape[1:])
 
     def binding(self, image_tokens: Buffer, camera: int) -> Binding:
-        """Bind a camera's place among all image tokens.
-
-        A smaller image's tokens come first; what is behind them stays as it is.
-        """
+        """Bind a camera's place among all image tokens; a smaller image's tokens come first."""
         binding = self._session.binding()
         binding.input('pixels', self.pixels)
         binding.output_row('image_tokens', (1, *self.tokens), image_tokens, camera)
@@ -196,11 +186,9 @@ class OnnxEngine:
     """Vision, prefix and expert of one policy in ONNX Runtime (see `protocol.PolicyEngine`).
 
     Args:
-        family, dims: family and dimensions of the policy.
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
         precision: precision of the export; it is checked, not chosen here.
         max_rows: most prompt rows that will be asked for (2 for guidance).
-        threads: CPU threads of each network, see `cpu.cpu_threads`.
 
     Raises:
         ValueError: a provider, file or precision that is not available, or files that do not fit
@@ -255,7 +243,6 @@ class OnnxEngine:
         self._make_head(graphs)
 
     def _make_head(self, graphs: Graphs) -> None:
-        """Make the buffers of prompt rows and head."""
         self._rows: Mapping[int, Any] = {
             rows: _Rows(graphs.expert[rows], prefix, self._image_tokens, self._image_mask)
             for rows, prefix in graphs.prefix.items()

@@ -1,8 +1,4 @@
-"""Graphs in NVFP4 as graphs in float32 that give their numbers, since ONNX Runtime has no 4 bits.
-
-In memory only: matrices stay in their file as they are, two numbers a byte, and the graph widens
-them. Where ONNX Runtime folds constants it does so once, at load.
-"""
+"""Graphs in NVFP4 as float32 graphs of the same numbers, in memory: ONNX Runtime has no 4 bits."""
 
 from __future__ import annotations
 

@@ -58,12 +58,7 @@ def load_graphs(
     """Load and check the graphs of an engine.
 
     Args:
-        place: device and execution provider.
-        family, dims: family and dimensions of the policy.
-        conditioning: C, width of a row of the time table.
         precision: precision that the files must have been exported in.
-        rows: numbers of prompt rows.
-        threads: CPU threads of each session, see `cpu.cpu_threads`.
 
     Raises:
         ValueError: a file that cannot be loaded, is the graph of another network, precision or
@@ -111,14 +106,12 @@ def _image_tokens(session: Session, size: tuple[int, int]) -> tuple[int, ...]:
 
 
 def tensors_of(ports: Mapping[str, Any]) -> Tensors:
-    """Kinds and shapes of a session's inputs or outputs."""
     return {
         name: (KIND_OF.get(port.type, port.type), tuple(port.shape)) for name, port in ports.items()
     }
 
 
 def _check_names(session: Session, network: Network, family: Family, dims: PolicyDims) -> None:
-    """Refuse the file of another network, by its input and output names (ValueError)."""
     inputs = {
         'vision': {'pixels'},
         'prefix': {*IMAGE_INPUTS, *_hosted(session, set(family.prefix_inputs(dims)))},
@@ -133,7 +126,6 @@ def _check_names(session: Session, network: Network, family: Family, dims: Polic
 
 
 def _own_inputs(family: Family, dims: PolicyDims) -> set[str]:
-    """Inputs of the expert besides what the prefix hands over."""
     steps = ('x', *step_inputs(has_scheduler=family.has_scheduler))
     own = PASS_INPUTS if family.head == 'tokens' else steps
     return {*own, *family.head_inputs(dims)}
@@ -147,7 +139,6 @@ def _hosted(session: Session, names: set[str]) -> set[str]:
 def _check_shapes(
     session: Session, inputs: Tensors, outputs: Tensors, shapes: GraphShapes | None = None
 ) -> None:
-    """Compare a session's inputs and outputs with those expected (ValueError)."""
     past = () if shapes is None else shapes.past
     network = session.path.stem
     parts = (
@@ -169,10 +160,7 @@ def _check_shapes(
 
 
 def _check_precision(expert: Session, past: Tensors, asked: str) -> None:
-    """Refuse files of another precision: their own word, else that of keys and values (ValueError).
-
-    Files in 8 bits are refused where they would not compute what was compared, too.
-    """
+    """Refuse files of another precision: by their own word, else that of keys and values."""
     for kind in [expert.precision] if expert.precision else [kind for kind, _ in past.values()]:
         if kind in get_args(Precision) and kind != asked:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Graphs whose weights file is a symbolic link, as in a Hugging Face cache.
 
-ONNX Runtime resolves links and refuses weights outside the graph's folder. So the link is resolved
-here, and ONNX Runtime gets the target's folder and a graph with the target's file name.
+ONNX Runtime refuses weights outside the graph's folder. So it gets the link target's folder and a
+graph with the target's file name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ONNX Runtime sessions on the requested provider, and buffers on its device.
 
-A provider that is missing, or that ONNX Runtime drops because its libraries do not load, is an
-error: ONNX Runtime alone would warn and go on with the CPU.
+A provider that is missing, or whose libraries do not load, is an error: ONNX Runtime alone would
+go on with the CPU.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _PROVIDERS = {
     'tensorrt': 'TensorrtExecutionProvider',
 }
 _LOG_ERRORS = 3
-# Rewrites of the graph that a precision does without. In int8 a product and its bias would become
-# a float32 Gemm before ONNX Runtime looks for products in 8 bits: five times slower.
-# In fp8 it would take products for those in integers, which it then refuses; in nvfp4 the scales.
+# Rewrites of the graph that a precision does without. In int8 a product and its bias would become a
+# float32 Gemm first, five times slower; in fp8 a product in integers, which is refused; in nvfp4
+# the scales.
 SKIPPED_REWRITES = {
     'int8': ('MatMulAddFusion',),
     'fp8': ('QDQSelectorActionTransformer',),
@@ -70,11 +70,7 @@ class Placement:
 
     @classmethod
     def of(cls, device: str) -> Placement:
-        """Parse a device string.
-
-        Args:
-            device: `cpu`, `cuda`, `cuda:N`, or `tensorrt`, `tensorrt:N` for ONNX Runtime's own
-                TensorRT provider.
+        """Parse a device string; `tensorrt`, `tensorrt:N` are ONNX Runtime's own TensorRT provider.
 
         Raises:
             ValueError: an unknown name, or a provider that this ONNX Runtime does not have.
@@ -91,7 +87,6 @@ class Placement:
         return cls(device, provider, 'cpu' if kind == 'cpu' else 'cuda', index)
 
     def options(self) -> dict[str, str]:
-        """The provider's options."""
         if self.memory == 'cpu':
             return {}
         index = {'device_id': str(self.index)}
@@ -100,12 +95,9 @@ class Placement:
 
 
 class Buffer:
-    """A tensor that lives as long as its engine, in the device's memory.
+    """A tensor of a static shape that lives as long as its engine, in the device's memory.
 
-    Args:
-        placement: device and execution provider of the engine.
-        shape: static shape.
-        kind: ONNX Runtime's name of the type, `tensor(float)`.
+    `kind` is ONNX Runtime's name of the type, `tensor(float)`.
     """
 
     def __init__(self, placement: Placement, shape: Sequence[int], kind: str) -> None:
@@ -121,7 +113,6 @@ class Buffer:
         self.value.update_inplace(np.ascontiguousarray(array).reshape(self.shape))
 
     def read(self) -> np.ndarray:
-        """Return a copy in host memory."""
         return self.value.numpy().copy()
 
     def row_address(self, index: int) -> int:
@@ -133,7 +124,6 @@ class Session:
     """One graph file on a provider.
 
     Args:
-        placement: device and execution provider.
         options: ONNX Runtime's session options; `session_options()` unless given.
         model: the graph's bytes; None for those of the file. Weights are found beside the file.
         **more: further arguments of ONNX Runtime's InferenceSession.
@@ -178,7 +168,6 @@ class Session:
         self.outputs = {item.name: item for item in self._session.get_outputs()}
 
     def buffer(self, name: str) -> Buffer:
-        """Make a buffer for an input or output of this graph."""
         item = {**self.inputs, **self.outputs}[name]
         return Buffer(self.placement, item.shape, item.type)
 
@@ -187,7 +176,6 @@ class Session:
         return dict(zip(self.outputs, self._session.run(None, dict(inputs)), strict=True))
 
     def binding(self) -> Binding:
-        """Make an empty binding of this session's inputs and outputs."""
         return Binding(self._session, self.placement)
 
 
@@ -215,20 +203,14 @@ class Binding:
         self._binding.bind_output(name, *place, buffer.row_address(row))
 
     def run(self) -> None:
-        """Run the graph on the bound buffers."""
         self._session.run_with_iobinding(self._binding)
 
     def wait(self) -> None:
-        """Wait until the outputs are written."""
         self._binding.synchronize_outputs()
 
 
 def session_options(threads: int | None = None) -> onnxruntime.SessionOptions:
-    """Options of every session: deterministic results, and no thread that spins while it waits.
-
-    Args:
-        threads: see `cpu.cpu_threads`.
-    """
+    """Options of every session: deterministic results, and no thread that spins while it waits."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _LOG_ERRORS
     options.use_deterministic_compute = True

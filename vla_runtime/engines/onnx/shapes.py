@@ -1,7 +1,7 @@
 """Dtypes and shapes of all inputs and outputs of a bundle's ONNX files.
 
 The export takes them from the traced network. An engine reads the outputs of vision and prefix off
-the files, and checks everything else against the dimensions in policy.yaml.
+the files, and checks all others against policy.yaml.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ class GraphShapes:
     """Shapes of the graphs for one number of prompt rows.
 
     Attributes:
-        family, dims: family and dimensions of the policy.
-        rows: prompt rows.
         image_tokens: shape (N, W) of the tokens of the image that has most.
         past: outputs of the prefix, which are inputs of the expert (but for the `logits` of a
             `tokens` head).
@@ -101,7 +99,6 @@ class GraphShapes:
 
     @property
     def _step_row(self) -> int:
-        """Numbers of the time table that a step takes."""
         return self.conditioning * len(stages(self.dims))
 
     def _prefix(self) -> Tensors:
@@ -113,7 +110,6 @@ class GraphShapes:
         }
 
     def _with_text(self, rows: Tensors) -> Tensors:
-        """Put rows of the text table in place of the tokens, where the graphs take those."""
         if self.text_width is None:
             return rows
         _, tokens = rows[TOKENS]
@@ -121,7 +117,6 @@ class GraphShapes:
         return {**_without(rows, [TOKENS]), **text}
 
     def _pass(self) -> Tensors:
-        """Inputs of one pass of a `tokens` head."""
         kind, (layers, rows, heads, _, head_dim) = self.past['prefix_key']
         answer = (kind, (free_places(token_dims(self.dims)), layers, rows, heads, head_dim))
         own: Tensors = {TOKENS: ('int64', (rows, 1)), 'place': ('int64', ())}
@@ -144,7 +139,6 @@ class GraphShapes:
         }
 
     def _moves(self, chunk: tuple[int, ...]) -> Tensors:
-        """Inputs that say how a step moves x."""
         if self.family.has_scheduler:
             return {'update': ('float32', (UPDATE_WIDTH,)), 'step_noise': ('float32', chunk)}
         return {'t': ('float32', ()), 'dt': ('float32', ())}

@@ -1,8 +1,7 @@
 """The ONNX Runtime backend of a `tokens` head: one run of the expert's graph a token.
 
-The graph writes keys and values of the token that it reads straight into their place among those of
-the answer, which it takes as an input: it sees that place by what it computes itself, and no place
-behind it.
+The graph writes keys and values of a token straight into their place, which is an input; it sees
+that place by what it computes itself, and no place behind it.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ class _TokenRows(PrefixRows):
 
 
 class OnnxTokenEngine(OnnxEngine):
-    """Vision, prefix and passes of one policy in ONNX Runtime (see `protocol.TokenEngine`).
-
-    Args and errors are those of `OnnxEngine`.
-    """
+    """Vision, prefix and passes in ONNX Runtime (`protocol.TokenEngine`); see `OnnxEngine`."""
 
     _rows: dict[int, _TokenRows]
 

@@ -84,13 +84,11 @@ class BuildOptions:
     """Settings of one engine build.
 
     Attributes:
-        workspace_bytes: most device memory a layer may take as scratch; None for TensorRT's own
-            choice.
+        workspace_bytes: most scratch memory of a layer; None for TensorRT's own choice.
         timing_cache: kernel times that earlier builds on this GPU and version measured.
         reduced: the ONNX file has tensors in half precision.
         int8_products: number of the ONNX file's products of two numbers in int8.
-        lengths: lengths of the file's free axis, if it has one; the engine's profiles
-            hold each.
+        lengths: lengths of the file's free axis, if it has one; the engine's profiles hold each.
         targets: compute capabilities that TensorRT for RTX builds for (`rtx.TARGETS`); the others
             build for the GPU at hand.
         progress: called with the build's progress, on versions that report it.
@@ -112,7 +110,6 @@ class BuiltEngine:
     Attributes:
         plan: the serialized engine; a buffer of TensorRT's own, not copied.
         timing_cache: kernel times to hand to the next build.
-        layers: number of layers of the network.
         pinned: number of layers pinned to each type, on 8.6.
         kernels: what TensorRT for RTX compiled.
     """
@@ -127,8 +124,8 @@ class BuiltEngine:
 class Network:
     """A loaded engine with one execution context, for one length of its free axis if it has one.
 
-    The context has no memory of its own until `use_scratch`: engines that run one after the other
-    share one block. Networks of one engine share its weights.
+    Engines that run one after the other share one block of scratch memory (`use_scratch`); networks
+    of one engine share its weights.
     """
 
     def __init__(self, adapter: TensorRT, engine: Any, context: Any, label: str) -> None:
@@ -161,10 +158,7 @@ class Network:
 
 
 class TensorRT:
-    """One imported TensorRT.
-
-    Args:
-        module: `tensorrt`, its lean runtime, which cannot build, or `tensorrt_rtx`.
+    """One imported TensorRT: `tensorrt`, its lean runtime, or `tensorrt_rtx`.
 
     Raises:
         ValueError: a version that is not supported.
@@ -219,15 +213,12 @@ class TensorRT:
         lengths: Sequence[int] = (1,),
         compiled: CompiledKernels | None = None,
     ) -> list[Network]:
-        """Deserialize an engine file and make its contexts.
+        """Deserialize an engine file; return a network for each length, one of static shapes.
 
         Args:
             stream: CUDA stream on which profiles are selected; wait for it before a network runs.
             lengths: lengths of the free axis that get a context each.
             compiled: kernels that TensorRT for RTX compiled before, and will.
-
-        Returns:
-            a network for each length; one where every shape is static
 
         Raises:
             TensorRTError: not an engine, or one of another version or GPU.
@@ -297,7 +288,6 @@ class TensorRT:
         stream: int,
         compiled: CompiledKernels | None,
     ) -> Any:
-        """Make a context for a profile, with the shapes of its inputs set."""
         profile, shapes = place
         if self.is_rtx:
             context = engine.create_execution_context(runtime_config(self._trt, engine, compiled))
@@ -318,7 +308,6 @@ class TensorRT:
         return context
 
     def _load_error(self, problem: str, path: Path) -> TensorRTError:
-        """Make the error of a load that failed, by what TensorRT logged."""
         complaints = self.complaints()
         if _OUT_OF_MEMORY.search(complaints):
             return TensorRTMemoryError(
@@ -340,7 +329,6 @@ class TensorRT:
         ]
 
     def scratch_bytes(self, engine: Any) -> int:
-        """Device memory that a context of this engine needs while it runs."""
         return int(engine.device_memory_size_v2 if self.major >= 10 else engine.device_memory_size)
 
     def set_scratch(self, context: Any, address: int, size: int) -> None:
@@ -458,9 +446,8 @@ class TensorRT:
     ) -> None:
         """Add a profile for each length of the free axis; none where every shape is static.
 
-        From 10 on it is one for all lengths, because with two TensorRT stores the matrices of
-        products that are cut (gate and up) twice, gigabytes of a large policy; it was seen on plans
-        of that for RTX. 8.6 lets no two contexts share a profile.
+        From 10 on it is one for all lengths: with two TensorRT stores the matrices of products that
+        are cut (gate and up) twice. 8.6 lets no two contexts share a profile.
         """
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
         free = {port.name: tuple(port.shape) for port in inputs if -1 in tuple(port.shape)}
@@ -481,11 +468,7 @@ class TensorRT:
 
 
 def import_rtx() -> TensorRT:
-    """Import the installed TensorRT for RTX.
-
-    Raises:
-        ValueError: none is installed, or it cannot be imported.
-    """
+    """Import the installed TensorRT for RTX; ValueError where that is not possible."""
     for name in RTX_MODULES:
         try:
             return TensorRT(importlib.import_module(name))
@@ -501,7 +484,7 @@ def import_rtx() -> TensorRT:
 
 
 def import_tensorrt() -> TensorRT:
-    """Import the installed TensorRT, where there is none TensorRT for RTX.
+    """Import the installed TensorRT, or else TensorRT for RTX.
 
     Raises:
         ValueError: none is installed, it cannot be imported, or its version is not supported.

@@ -28,12 +28,7 @@ _ALIGNMENT = 256
 
 
 class DeviceArray:
-    """An array on the device.
-
-    Args:
-        shape: shape of the array.
-        dtype: numpy's name or `bfloat16`; written values are converted to it.
-    """
+    """An array on the device; what is written becomes `dtype`, numpy's name or `bfloat16`."""
 
     def __init__(self, runtime: CudaRuntime, shape: tuple[int, ...], dtype: str) -> None:
         self._runtime = runtime
@@ -44,15 +39,10 @@ class DeviceArray:
 
     @classmethod
     def of(cls, runtime: CudaRuntime, tensor: TensorInfo) -> DeviceArray:
-        """Allocate an array of the shape and dtype of an engine's input or output."""
         return cls(runtime, tensor.shape, tensor.dtype)
 
     def write(self, values: np.ndarray) -> None:
-        """Convert and copy to the device, in order with all other work.
-
-        Raises:
-            ValueError: another number of values.
-        """
+        """Convert and copy to the device, in order with all work (ValueError: another size)."""
         if values.size != math.prod(self.shape):
             raise ValueError(f'{values.shape} does not fit an engine buffer of {self.shape}')
         if self.dtype == 'bfloat16':
@@ -74,7 +64,6 @@ class DeviceArray:
             self.write(random.standard_normal(self.shape, np.float32))
 
     def copy_from(self, source: DeviceArray) -> None:
-        """Copy within the device."""
         self._runtime.copy(self.address, source.address, self.size)
 
     def free(self) -> None:
@@ -122,7 +111,6 @@ class PrefixRows:
         prefix: inputs and outputs of its engine.
         inputs: names of the family's prefix inputs; the engine may take rows of the text table in
             place of one.
-        slots: number of prefixes.
     """
 
     def __init__(
@@ -147,12 +135,7 @@ class PrefixRows:
 
 
 class RowBuffers(PrefixRows):
-    """The same with those of the denoise steps.
-
-    Args:
-        runtime, prefix, inputs, slots: see `PrefixRows`.
-        expert: inputs and outputs of the expert's engine.
-    """
+    """The same with those of the denoise steps, by inputs and outputs of the expert's engine."""
 
     def __init__(
         self,
@@ -176,11 +159,7 @@ class RowBuffers(PrefixRows):
 class Schedule:
     """Buffers for one number of denoise steps; `load` refills them, the graphs stay.
 
-    Args:
-        steps: N.
-        conditioning: C, the width of a row of the time table.
-        dims: dimensions of the policy.
-        has_updates: steps take an update and noise in place of a time and a step.
+    With `has_updates` steps take an update and noise in place of a time and a step.
     """
 
     def __init__(
@@ -257,14 +236,11 @@ def check_tensors(
 ) -> None:
     """Refuse engines whose inputs or outputs do not fit the policy's dimensions.
 
-    Args:
-        family, dims: family and dimensions of the policy.
-        conditioning: C, numbers of a row of the time table.
-        engines: inputs and outputs of each network, by `store.network_name`.
+    `engines` has inputs and outputs of each network, by `store.network_name`.
 
     Raises:
-        ValueError: a tensor that is missing, unknown, or of another shape or type than its other
-            end; the message names engine and tensor.
+        ValueError: a tensor that is missing, unknown, or of another shape or type; the message
+            names engine and tensor.
     """
     for name, tensors in engines.items():
         network, _, rows = name.partition('_r')
@@ -295,10 +271,7 @@ def _shapes(
     rows: int,
     own: Mapping[str, TensorInfo],
 ) -> GraphShapes:
-    """Shapes for one number of rows; those of image tokens and past are read off the engines.
-
-    So is the width of text rows, where the engine with inputs and outputs `own` takes them.
-    """
+    """Shapes for one number of rows; those of image tokens, past and text rows are the engines'."""
     suffix = f'_r{rows}' if rows > 1 else ''
     prefix = engines.get(f'prefix{suffix}', {})
     inputs = family.prefix_inputs(dims)

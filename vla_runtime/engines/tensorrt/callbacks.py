@@ -1,7 +1,7 @@
 """Callbacks of TensorRT: the log, and the progress of a build.
 
-TensorRT calls them from inside its own code, which swallows any Python exception that leaves them.
-So none may: what they see is remembered, and raised by whoever called TensorRT.
+TensorRT swallows Python exceptions. So what callbacks see is remembered, and raised by whoever
+called TensorRT.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ LAYERS = 'Layers:'
 
 @cache
 def logger_of(trt: Any) -> Any:
-    """Return a logger that hands messages to Python's and keeps the errors.
-
-    One for all objects of a module: TensorRT warns where it is given several. A warning is told
-    once.
-    """
+    """Return the one logger of a module's objects, which hands messages on and keeps errors."""
     severities = trt.ILogger.Severity
     levels = {
         severities.INTERNAL_ERROR: logging.ERROR,
@@ -80,11 +76,8 @@ class Interruption:
 def interrupts_remembered(*, insist: bool = False) -> Iterator[Interruption]:
     """Keep signal handlers from raising inside TensorRT's callbacks; run them after the block.
 
-    Outside of the main thread, which alone handles signals, nothing is changed.
-
-    Args:
-        insist: let the second signal end the process at once, where the block takes minutes. What
-            is left is whole: files appear complete or not at all.
+    With `insist` the second signal ends the process at once, where the block takes minutes: files
+    appear complete or not at all. Changes nothing outside of the main thread.
     """
     seen = Interruption()
 

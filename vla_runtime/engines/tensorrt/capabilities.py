@@ -10,12 +10,7 @@ _FIRST = {
 
 
 def lacking_products(precision: str, capability: str) -> str:
-    """Return which products a GPU lacks that a precision has, for a message; empty if none.
-
-    Args:
-        precision: precision of a bundle's graphs.
-        capability: compute capability of the GPU, such as `8.9`.
-    """
+    """Return which products a GPU (capability such as `8.9`) lacks for a precision, or ''."""
     if precision not in _FIRST:
         return ''
     first, name = _FIRST[precision]

@@ -1,9 +1,8 @@
 """CUDA graphs without PyTorch: capture several, keep the fastest, or report why not.
 
 Invariants:
-- work is run plainly before it is captured, because lazy initialisation must not be recorded;
-- after a failed capture a network runs plainly for good; that is logged once and stands in the
-  report;
+- work is run plainly before it is captured: lazy initialisation must not be recorded;
+- after a failed capture a network runs plainly for good; that is logged once and reported;
 - a graph that is not kept is destroyed, however its trial ended.
 """
 
@@ -23,11 +22,9 @@ _TIMED_REPLAYS = 3
 
 
 class GraphCapturer:
-    """Captures the work of one network; after one failure it never tries again.
+    """Captures the work of one network; see `graphed_work.Capturer`.
 
-    Args:
-        name: name of the network in the log (`vision`, `prefix`, `denoise`).
-        captures: number of captures, of which the fastest graph is kept; 0 never captures.
+    `captures` is the number of captures, of which the fastest graph is kept; 0 never captures.
     """
 
     def __init__(self, name: str, runtime: CudaRuntime, captures: int) -> None:
@@ -41,12 +38,6 @@ class GraphCapturer:
         return self._captures > 0
 
     def capture(self, work: Work, once: bool = False) -> Graph | None:
-        """Return a graph of the work; None where it has to run plainly.
-
-        Args:
-            work: work to capture.
-            once: capture one graph, and time none; else the fastest of several.
-        """
         if not self.active:
             return None
         best: Graph | None = None
@@ -78,7 +69,6 @@ class GraphCapturer:
         return best
 
     def give_up(self, reason: str) -> None:
-        """Run this network plainly from now on."""
         self._captures = 0
         self.status = f'eager: {reason}'
         logger.warning(
@@ -88,11 +78,9 @@ class GraphCapturer:
         )
 
     def launch(self, graph: Graph) -> None:
-        """Replay a graph."""
         self.runtime.launch(graph)
 
     def destroy(self, graph: Graph) -> None:
-        """Free a graph."""
         self.runtime.destroy(graph)
 
     def _time(self, graph: Graph) -> float:

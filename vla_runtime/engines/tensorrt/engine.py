@@ -1,10 +1,9 @@
 """The TensorRT backend: vision, prefix and expert engines over one stream, replayed as CUDA graphs.
 
-Imports tensorrt, cuda-bindings and numpy, and nothing else. All buffers are allocated at load,
-those of another number of denoise steps when it is first set. The N steps of a chunk are one graph,
-the prefix another, the vision network a third; they are captured and checked at load, the denoise
-loop first, so that where memory runs short it is the prefix that runs without a graph. All engines
-share one block of scratch memory, because they run one after the other.
+Imports tensorrt, cuda-bindings and numpy alone. All buffers are allocated at load, those of another
+number of denoise steps when it is first set. The N steps of a chunk are one graph, prefix and
+vision one each; they are captured and checked at load, the denoise loop first, so that where memory
+runs short it is the prefix that runs without. All engines share one block of scratch memory.
 """
 
 from __future__ import annotations
@@ -56,11 +55,7 @@ class TensorRTEngine:
     """Vision, prefix and expert engines of one policy (see `protocol.PolicyEngine`).
 
     Args:
-        family, dims: family and dimensions of the policy.
-        runtime: runtime of the device; the engine closes it.
         networks: networks of the loaded engines, by `store.network_name`.
-        time_table: time table of the family, over the bundle's weights.
-        max_rows: most prompt rows that will be asked for.
         captures: number of captures of each graph, of which the fastest is kept; 0 for no graphs.
         token_embedding: needed where the prefix engine takes rows of it.
 
@@ -120,12 +115,10 @@ class TensorRTEngine:
         }
 
     def _row_buffers(self, prefix: Tensors, expert: Tensors) -> Any:
-        """Allocate what depends on the number of prompt rows."""
         inputs = list(self._family.prefix_inputs(self.dims))
         return RowBuffers(self._runtime, prefix, expert, inputs, SLOTS)
 
     def _make_head(self, expert: Tensors) -> None:
-        """Allocate the head's buffers that all numbers of rows share."""
         self._noise = DeviceArray.of(self._runtime, expert['x'])
         # Steps read one and write the other.
         self._x = tuple(DeviceArray.of(self._runtime, expert['x']) for _ in range(2))
@@ -150,15 +143,11 @@ class TensorRTEngine:
         """Load the engines that were built for this GPU and this TensorRT, and try them.
 
         Args:
-            bundle: the bundle's folder.
-            family, dims: family and dimensions of the policy.
             files: SHA-256 of the bundle's files by name, as in its policy.yaml.
-            device: `cuda` or `cuda:N`.
             precision: precision that the engines must have been built in.
             max_rows: most prompt rows that will be asked for; less where engines were built for
                 less (`vla_runtime build --rows 1`).
             denoise_steps: number whose graphs are captured now rather than when first used.
-            use_cuda_graphs: capture and replay graphs.
             passed: refuse engines that have not passed the comparison with the bundle's recorded
                 cases; False for that comparison itself.
 
@@ -213,8 +202,7 @@ class TensorRTEngine:
     def prepare(self, denoise_steps: int) -> None:
         """Try every network on two inputs, and capture its graph; leaves the buffers empty.
 
-        Args:
-            denoise_steps: number of steps that the denoise loop is captured for.
+        The denoise loop is captured for `denoise_steps`.
 
         Raises:
             ValueError: a network that ignores its inputs or whose numbers are not finite.
@@ -355,7 +343,6 @@ class TensorRTEngine:
 
     @property
     def _places(self) -> list[tuple[int, int]]:
-        """Every number of rows with every slot."""
         return [(rows, slot) for rows in self._buffers for slot in range(SLOTS)]
 
     def _graphed(self, network: str, work: Callable[[], None]) -> GraphedWork:

@@ -1,8 +1,7 @@
 """What a build of TensorRT for RTX compiled, read from its own log.
 
 The builder lists its kernels with the types and shapes that each reads and writes, and the nodes of
-the ONNX file that went into it. Types in a parsed network say what was asked for; these say what
-runs.
+the ONNX file: what runs, where a parsed network says only what was asked for.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class Kernel:
         kind: `gemm`, `kgen` (generated, whatever is not a product) or `runtime_fusion`, among
             others.
         inputs: tensors that it reads, constants last.
-        outputs: tensors that it writes.
         nodes: names of the ONNX nodes that it computes.
     """
 
@@ -104,10 +102,7 @@ def count_products(kernels: Iterable[Kernel]) -> dict[str, int]:
 
 
 def mixed_products(kernels: Iterable[Kernel]) -> list[str]:
-    """Name the products of a plan of which one factor alone is in 8 or 4 bits.
-
-    Such a product widens a whole matrix in every run.
-    """
+    """Name the products of which one factor alone is in 8 or 4 bits: each run widens a matrix."""
     return [
         ' and '.join(kernel.products) or kernel.name
         for kernel in kernels

@@ -23,17 +23,10 @@ def dtype_name(dtype: Any) -> str:
 
 
 def pin_types(trt: Any, network: Any) -> dict[str, int]:
-    """Pin every layer of a network of 8.6 to the type that the ONNX file gave it.
+    """Pin every layer of a network of 8.6 to the ONNX file's type; return how many to each type.
 
     Once float16 is allowed, 8.6 runs every layer in float16 that is faster so. Policies have failed
     with norms and softmax in float16.
-
-    Args:
-        trt: the module `tensorrt`.
-        network: parsed.
-
-    Returns:
-        number of layers pinned to each type
     """
     typed = [getattr(trt.LayerType, name) for name in _TYPED_LAYERS]
     floats = (trt.DataType.FLOAT, trt.DataType.HALF)
@@ -53,13 +46,8 @@ def pin_types(trt: Any, network: Any) -> dict[str, int]:
 def int8_products(trt: Any, network: Any) -> int:
     """Count the products of a parsed network whose operands both come out of int8.
 
-    TensorRT fuses what widens both operands into such a product (its guide, explicit
-    quantisation). A product that only one operand of which is widened runs in the other's type.
-    The parser may put a reshape between.
-
-    Args:
-        trt: the module `tensorrt`.
-        network: parsed.
+    TensorRT fuses what widens both operands into such a product (its guide, explicit quantisation);
+    with one it runs in the other's type. The parser may put a reshape between.
     """
     kinds = trt.LayerType
     layers = [network.get_layer(index) for index in range(network.num_layers)]
@@ -86,18 +74,14 @@ def int8_products(trt: Any, network: Any) -> int:
 def sum_in_float32(trt: Any, network: Any) -> None:
     """Make a strongly typed network add up its products of float16 matrices in float32.
 
-    TensorRT adds up a float16 product in float16, unless both operands are cast to float32 before
-    it: it then takes kernels with float16 operands and a float32 sum. The longest sums of Gemma
-    2B have 16384 terms. The result is cast back to float16, so that every other layer stays as it
-    is. bfloat16 products are left alone: the tensor cores' bfloat16 instruction adds to float32
-    and to nothing else (PTX ISA, mma: `.f32.bf16.bf16.f32`). How TensorRT joins partial sums is
-    not documented; the self-test and a build's receipt compare the results. The casts are not in
-    the ONNX files, because ONNX Runtime adds up float16 products in float32 without them and
-    multiplies in float32 with them.
+    TensorRT adds up a float16 product in float16 (the longest sums of Gemma 2B have 16384 terms),
+    unless both operands are cast to float32 before it: it then takes kernels with float16 operands
+    and a float32 sum. The result is cast back. bfloat16 products are left alone: the tensor cores
+    add them to float32 alone (PTX ISA, mma: `.f32.bf16.bf16.f32`). How TensorRT joins partial sums
+    is not documented; the self-test and a build's receipt compare the results. The ONNX files have
+    no such casts, because ONNX Runtime would multiply in float32 with them.
 
-    Args:
-        trt: the module `tensorrt`.
-        network: parsed, its layers in topological order.
+    The network's layers are in topological order.
     """
     half, single = trt.DataType.HALF, trt.DataType.FLOAT
     readers: dict[str, list[tuple[Any, int]]] = {}

@@ -28,11 +28,7 @@ def closed_on_failure(
 ) -> Iterator[CudaRuntime]:
     """Open a runtime on a device; close it and the networks where the block fails.
 
-    Args:
-        device_index: number of the device, counted from 0.
-        networks: networks that the block loads. An engine that failed is a cycle, and would hold
-            them until Python collects it, while another backend is loaded.
-        device, bundle: name of the device and folder of the bundle, for the message.
+    An engine that failed is a cycle, and would hold its networks while another backend is loaded.
 
     Raises:
         ValueError: no such device, or not enough memory on it; says what mends it.
@@ -63,8 +59,7 @@ def load_networks(
     """Load engine files; return a network for every number of prompt rows, by `network_name`.
 
     Raises:
-        ValueError: TensorRT refuses one; with the command that rebuilds it, or where there is not
-            enough memory, with what frees some. None stays loaded then.
+        ValueError: TensorRT refuses one, or memory is short; says what mends it. None stays loaded.
     """
     networks: dict[str, Network] = {}
     try:
@@ -101,7 +96,6 @@ def check_one_image_size(dims: PolicyDims) -> None:
 
 
 def check_precision(bundle: Path, metadata: Metadata, precision: str) -> None:
-    """Refuse engines of another precision than was asked for (ValueError)."""
     if metadata.precision != precision:
         raise ValueError(
             f"precision '{precision}': the engines of {bundle} were built in "
@@ -111,7 +105,6 @@ def check_precision(bundle: Path, metadata: Metadata, precision: str) -> None:
 
 
 def check_memory(runtime: CudaRuntime, metadata: Metadata, device: str) -> None:
-    """Refuse engines that do not fit into free device memory (ValueError)."""
     entries = [metadata.engines[name] for name in ENGINES]
     need = sum(entry.size for entry in entries) + max(entry.scratch_bytes for entry in entries)
     need += LOAD_RESERVE_BYTES

@@ -45,13 +45,9 @@ class PrefixProbe:
 
 
 class StepsProbe:
-    """Random noise, and at load random keys and values.
+    """Random noise, from the buffer `noise` to the buffer `x`, and at load random keys and values.
 
-    Args:
-        noise: buffer that the loop starts from.
-        x: buffer that it ends in.
-        buffers: buffers of the number of rows.
-        prefix: the slot to fill; None keeps the encoded prefix.
+    `prefix` is the slot to fill; None keeps the encoded prefix.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """All that TensorRT for RTX has and the others have not.
 
-It builds without a GPU, for compute capabilities that it is told; a plan for several runs on each.
-Such a plan holds no kernels for products yet: they are compiled on the GPU, and kept in a file.
+It builds without a GPU, for compute capabilities that it is told. Kernels for products are compiled
+on the GPU, and kept in a file.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ _TENSORRT_ALONE = {
 
 
 def parse_targets(text: str) -> tuple[str, ...]:
-    """Return the targets of a list such as `sm120,8.6`, in order and each once: (sm86, sm120).
-
-    Raises:
-        ValueError: none is named, or one that cannot be built for.
-    """
+    """Return the targets of a list such as `sm120,8.6`: (sm86, sm120) (ValueError: none)."""
     words = [word.strip().lower() for word in text.split(',')]
     if not all(words):
         fault = 'a name is missing beside a comma' if any(words) else 'none is named'
@@ -56,7 +52,6 @@ def ordered(targets: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_gpu(name: str, capability: str) -> None:
-    """Refuse a GPU that TensorRT for RTX does not serve (ValueError)."""
     if target_of(capability) not in TARGETS:
         raise ValueError(
             f'TensorRT for RTX does not serve this GPU ({name}, {capability}); install TensorRT '
@@ -65,11 +60,7 @@ def check_gpu(name: str, capability: str) -> None:
 
 
 def check_targets(targets: tuple[str, ...], precision: str = 'float32') -> None:
-    """Refuse compute capabilities that our graphs cannot be built for (ValueError).
-
-    Args:
-        targets: names such as `sm89`.
-    """
+    """Refuse compute capabilities (`sm89`) that our graphs cannot be built for (ValueError)."""
     for target in targets:
         if target not in TARGETS:
             why = 'TensorRT for RTX builds for no such compute capability'
@@ -97,8 +88,7 @@ def target_of(capability: str) -> str:
 class CompiledKernels:
     """Kernels that were compiled on the GPU, kept in a file from one load to the next.
 
-    Args:
-        path: path of the file; one of another GPU, driver or version is begun anew.
+    A file of another GPU, driver or version is begun anew.
     """
 
     def __init__(self, path: Path) -> None:
@@ -140,9 +130,8 @@ def configure_build(trt: Any, config: Any, targets: tuple[str, ...]) -> None:
 def runtime_config(trt: Any, engine: Any, compiled: CompiledKernels | None) -> Any:
     """Return the settings of a context.
 
-    Graphs are captured by us, and not by TensorRT. Kernels for a shape are made before its first
-    run and stay: by default they are replaced while a policy runs, and a chunk's last bits with
-    them.
+    Kernels for a shape are made before its first run and stay: by default they are replaced while a
+    policy runs, and a chunk's last bits with them.
     """
     config = engine.create_runtime_config()
     config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED

@@ -4,17 +4,13 @@ Those of TensorRT for RTX are built for compute capabilities, on any machine:
 `engines/rtx-<targets>-trtrtx<version>/`. They run on the GPU that they were compared on, which
 `engine.json` says from then on.
 
-An engine is tied to the GPU, its number of multiprocessors and the TensorRT version that it was
-built with, and to the ONNX files that it was built from. A Jetson's power mode may switch
-multiprocessors off and leaves the GPU's name as it is, so every such mode has a folder of its own.
-Invariants:
+An engine is tied to the GPU, its number of multiprocessors (which a Jetson's power mode changes),
+the TensorRT version, and the ONNX files that it was built from. Invariants:
 - `engine.json` is written after the engine it lists; each file appears complete or not at all;
 - engines are loaded only after they passed the comparison with the bundle's recorded cases;
 - an engine of another GPU, number of multiprocessors, version or ONNX file is refused, with the
   command that rebuilds it;
-- only that folder of a bundle is read here, and graphs.json for a refusal's command. The bundle's
-  ONNX files are known by their SHA-256 in policy.yaml, which the reader of the bundle has compared
-  with the files. So loading engines hashes nothing, not even the gigabytes of weights.data.
+- the bundle's ONNX files are known by their SHA-256 in policy.yaml: loading engines hashes nothing.
 """
 
 from __future__ import annotations
@@ -62,11 +58,9 @@ class EngineFile:
     Attributes:
         file: name in the folder.
         size: size in bytes; another size is a file cut short.
-        onnx_sha256: SHA-256 of the files it was built from, by name in the bundle: the ONNX graph
-            and the weights that the graph names.
+        onnx_sha256: SHA-256 of the ONNX graph and its weights, by name in the bundle.
         seconds: duration of the build.
         scratch_bytes: device memory that it needs while it runs.
-        layers: number of layers of the parsed network.
         pinned: number of layers pinned to each type, on TensorRT 8.6.
     """
 
@@ -87,7 +81,6 @@ class Metadata:
         tensorrt: version that built the engines.
         gpu, capability, processors: the GPU that they were built on; of TensorRT for RTX that they
             were compared on, empty before.
-        precision: precision of the ONNX files.
         captures: number of captures of each CUDA graph at load; the fastest is kept.
         rows: most prompt rows; engines take every number from 1 to it.
         engines: built engines by name, see `ENGINES`.
@@ -114,7 +107,6 @@ def network_name(network: Network, rows: int = 1) -> str:
 
 
 def graph_of(engine: str) -> str:
-    """File name of the ONNX graph that an engine is built from."""
     return 'vision.onnx' if engine == 'vision' else f'{engine}{ROWS_ENDING}'
 
 
@@ -130,12 +122,9 @@ def rtx_folder_name(targets: Sequence[str], version: str) -> str:
 
 
 def rebuild_command(bundle: Path, rows: int | None = None, precision: str = '') -> str:
-    """Return the command that builds the bundle's ONNX files, whatever their precision.
+    """Return the command that builds the bundle's ONNX files in a precision, '' for their own.
 
-    Args:
-        bundle: the bundle's folder.
-        rows: most prompt rows; None: what the policy needs.
-        precision: precision of the files; that of those that are there where it is empty.
+    `rows` None: what the policy needs.
     """
     precision = precision or _precision_of(bundle)
     # bfloat16 is what a build takes.
@@ -163,9 +152,6 @@ def find_engines(
     """Find the folder of the engines for this GPU and version; return it and its metadata.
 
     Args:
-        bundle: the bundle's folder.
-        device: the GPU at hand.
-        version: version of the TensorRT at hand.
         files: SHA-256 of the bundle's files by name, as in its policy.yaml.
         rtx: the TensorRT at hand is that for RTX.
         passed: refuse engines that have not passed the comparison.
@@ -215,14 +201,8 @@ def find_rtx_folder(
 ) -> Path | None:
     """Find the folder of engines of TensorRT for RTX for a GPU's compute capability.
 
-    Of several, one built from the bundle's files comes first, then one that passed the comparison
-    on this GPU, then the one that was built last.
-
-    Args:
-        engines: the bundle's folder of engines.
-        device: the GPU at hand.
-        version: version of the TensorRT for RTX at hand.
-        files: SHA-256 of the bundle's files by name.
+    First comes one built from the bundle's `files`, then one that passed the comparison on this
+    GPU, then the one that was built last.
     """
     target = target_of(device.capability)
 
@@ -247,12 +227,7 @@ def find_rtx_folder(
 
 
 def state_of(folder: Path, files: Mapping[str, str]) -> str:
-    """Return in words what engines in a folder are, whatever GPU is here.
-
-    Args:
-        folder: folder of engines, or what lies in its place.
-        files: SHA-256 of the bundle's files by name, as in its policy.yaml.
-    """
+    """Return in words what engines in a folder, or a file there, are, whatever GPU is here."""
     if not folder.is_dir():
         return 'no folder of engines'
     if not (folder / METADATA).is_file():
@@ -287,10 +262,7 @@ def targets_of(folder: Path) -> tuple[str, ...]:
 def _rtx_folder(
     engines: Path, device: DeviceInfo, version: str, files: Mapping[str, str], command: str
 ) -> Path:
-    """Find the folder of engines for this GPU's compute capability (ValueError: none).
-
-    A build that would be refused is not advised.
-    """
+    """Find the folder of engines for this GPU's compute capability (ValueError: none)."""
     check_gpu(device.name, device.capability)
     if folder := find_rtx_folder(engines, device, version, files):
         return folder
@@ -306,20 +278,12 @@ def _rtx_folder(
 
 
 def passed_on(files: Mapping[str, str]) -> dict[str, str]:
-    """SHA-256 of the weights and recorded cases of a bundle, which its engines are compared with.
-
-    Args:
-        files: SHA-256 of the bundle's files by name, as in its policy.yaml.
-    """
+    """SHA-256 of the weights and recorded cases that a bundle's engines are compared with."""
     return {name: files.get(name, '') for name in (WEIGHTS_FILE, f'{ONNX_FOLDER}/{CASES_FILE}')}
 
 
 def read_metadata(folder: Path, command: str) -> Metadata:
-    """Read `engine.json`.
-
-    Raises:
-        ValueError: it is missing or damaged; the message ends with `command`.
-    """
+    """Read `engine.json` (ValueError: missing or damaged; the message ends with `command`)."""
     path = folder / METADATA
     try:
         data = json.loads(read_text(path, _LARGEST_METADATA))
@@ -375,7 +339,6 @@ def _check_origin(
 def _check_engine(
     folder: Path, metadata: Metadata, name: str, files: Mapping[str, str], command: str
 ) -> None:
-    """Refuse an engine that is missing, damaged, or of other ONNX files (ValueError)."""
     entry = metadata.engines.get(name)
     if entry is None:
         built = ', '.join(metadata.engines) or 'none'
@@ -414,7 +377,6 @@ def _table(value: object, name: str) -> Mapping[str, Any]:
 
 
 def _fields(kind: type, data: object, name: str) -> dict[str, Any]:
-    """The values of a dataclass's fields, each present and of its type."""
     table = _table(data, name)
     known = {'str': str, 'Precision': str, 'int': int, 'float': (int, float), 'list[str]': list}
     values = {}

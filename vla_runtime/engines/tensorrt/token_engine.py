@@ -1,7 +1,7 @@
 """The TensorRT backend of a `tokens` head: one graph launch a token.
 
 Token and place are inputs of the pass, so one graph serves all places. Keys and values of the token
-that was read are copied into their place after it, on the same stream.
+are copied into their place after it, on the same stream.
 """
 
 from __future__ import annotations
@@ -47,14 +47,12 @@ class _TokenRows(PrefixRows):
         self._past = [name for name in self.slots[0].arrays if name in expert and name != LOGITS]
 
     def addresses(self, slot: int) -> dict[str, int]:
-        """Addresses of all inputs and outputs of a pass over the prefix in this slot."""
         arrays = self.slots[slot].arrays
         past = {name: arrays[name] for name in self._past}
         named = {**past, **self.inputs, **self.outputs}
         return {name: array.address for name, array in named.items()}
 
     def keep(self, place: int) -> None:
-        """Copy keys and values of the token that was read into their place."""
         for name, output in zip(ANSWER_INPUTS, ('key', 'value'), strict=True):
             made = self.outputs[output]
             target = self.inputs[name].address + place * made.size
@@ -84,10 +82,7 @@ class _PassProbe:
 
 
 class TensorRTTokenEngine(TensorRTEngine):
-    """Vision, prefix and pass engines of one policy (see `protocol.TokenEngine`).
-
-    Args and errors are those of `TensorRTEngine`.
-    """
+    """Vision, prefix and pass engines (`protocol.TokenEngine`); see `TensorRTEngine`."""
 
     _buffers: dict[int, _TokenRows]
 
@@ -155,5 +150,4 @@ class TensorRTTokenEngine(TensorRTEngine):
 
 
 def engine_class(family: str) -> type[TensorRTEngine]:
-    """Return the class of a family's engines."""
     return TensorRTTokenEngine if find_family(family).head == 'tokens' else TensorRTEngine

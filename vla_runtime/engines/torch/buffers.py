@@ -1,6 +1,4 @@
-"""Device buffers of the torch engine: prompt rows with their prefix slots, what is laid out over
-them, and schedules.
-"""
+"""Device buffers of the torch engine: prompt rows with prefix slots, layouts and schedules."""
 
 from __future__ import annotations
 
@@ -23,10 +21,8 @@ from vla_runtime.family.step_schedule import stage_times
 class RowBuffers:
     """Buffers for one number of prompt rows, with its prefix slots.
 
-    Attributes:
-        prefix_inputs, head_inputs: the family's, by name.
-        slots: per slot, the prefix's outputs by name, which the head reads.
-        row_weight: (R,); velocity: (R * MAX_SAMPLES, H, A).
+    `slots` has the prefix's outputs by name; `row_weight` is (R,), `velocity`
+    (R * MAX_SAMPLES, H, A).
     """
 
     def __init__(
@@ -50,16 +46,8 @@ class RowBuffers:
 class PreparedPrefix:
     """Data shared by the denoise steps over one slot; laid out again after the slot changes.
 
-    Graphs keep its addresses, so it is made once, for one number of rows and samples.
-
-    Args:
-        network: the one that denoises.
-        past: the slot.
-        samples: chunks that share each row.
-        capturer: capturer of the denoise loop, in whose stream it is laid out.
-
-    Attributes:
-        value: laid-out prefix that the network's `velocity` takes as `past`.
+    Graphs keep its addresses, so it is made once, for one number of rows and samples, in the stream
+    of the denoise loop's capturer. `value` is what the network's `velocity` takes as `past`.
     """
 
     def __init__(
@@ -73,15 +61,10 @@ class PreparedPrefix:
 
     @property
     def captures(self) -> bool:
-        """True where laying out would capture first."""
         return self._again is not None and self._again.captures
 
     def follow(self, encoding: int) -> None:
-        """Lay the slot out if it has changed since.
-
-        Args:
-            encoding: number of times that the slot was written.
-        """
+        """Lay the slot out if it has been written since (`encoding` counts that)."""
         if self._again is not None and encoding != self._encoding:
             self._again.run()
         self._encoding = encoding
@@ -113,8 +96,7 @@ class Schedule:
         # Outside inference mode, because the Jacobian's backward pass keeps rows of the table.
         self.times = torch.tensor(times, dtype=torch.float32, device=device)
         self.dt = torch.tensor(dt, dtype=torch.float32, device=device)
-        # Row by row: matrix products round differently for other batch sizes, and a row must not
-        # depend on the number of steps.
+        # Row by row: products round differently for other batch sizes.
         seen = torch.tensor(
             stage_times(network.dims, times, dt), dtype=torch.float32, device=device
         )

@@ -1,13 +1,12 @@
 """Capture a fixed piece of work into a CUDA graph, or say once why it runs without one.
 
-Addresses are frozen at capture, so the work must read and write only buffers that live as long as
-the graph. Invariants:
-- the work is run eagerly before it is captured, because lazy initialisation must not be recorded;
+Addresses are frozen at capture, so the work reads and writes only buffers that live as long as the
+graph. Invariants:
+- the work is run eagerly before it is captured: lazy initialisation must not be recorded;
 - warm-up, capture and replay happen on the work's own device, whichever device is current: a
-  capture on another device's stream records nothing and replays nothing, silently;
+  capture on another device's stream records and replays nothing, silently;
 - one capture at a time in the process; another thread's work goes on meanwhile;
-- after a failed capture a network runs eagerly for good; that is logged once and stands in the
-  report.
+- after a failed capture a network runs eagerly for good; that is logged once and reported.
 """
 
 from __future__ import annotations
@@ -34,11 +33,7 @@ def captures_graphs(device: torch.device) -> bool:
 
 
 class CudaGraphCapture:
-    """Records work on one device.
-
-    All its graphs share one memory pool and cuBLAS's scratch memory, which is safe because they
-    replay one after the other and leave their results in buffers outside.
-    """
+    """Records work on one device; all its graphs, run one after the other, share a memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -79,9 +74,7 @@ class CudaGraphCapture:
 class Capturer:
     """Captures the work of one network; after one failure it never tries again.
 
-    Args:
-        name: name of the network in the log (as `vision_of`, or `prefix`, `denoise`).
-        capture: turns work into a replay; None (a CPU, or graphs not wanted) never captures.
+    `capture` turns work into a replay; None (a CPU, or graphs not wanted) never captures.
     """
 
     def __init__(self, name: str, capture: Capture | None) -> None:
@@ -107,14 +100,12 @@ class Capturer:
             return None
 
     def launch(self, graph: Work) -> None:
-        """Replay a graph."""
         graph()
 
     def destroy(self, graph: Work) -> None:
         """Do nothing: PyTorch frees a graph with the last reference to it."""
 
     def give_up(self, reason: str, remedy: str = '') -> None:
-        """Run this network eagerly from now on."""
         self._capture = None
         self.status = f'eager: {reason}'
         logger.warning(
@@ -129,15 +120,13 @@ class Capturer:
 def capturers_of(device: torch.device, graphs: bool, cameras: int) -> dict[str, Capturer]:
     """Return those of each camera, `prefix` and `denoise`; without `graphs` none captures.
 
-    Those of all cameras, of the prefix and of the denoise loop may replay at the same time, so they
-    share no memory.
+    They may replay at the same time, so they share no memory.
     """
     names = (*map(vision_of, range(cameras)), 'prefix', 'denoise')
     return {name: Capturer(name, CudaGraphCapture(device) if graphs else None) for name in names}
 
 
 def vision_of(camera: int) -> str:
-    """Name of a camera's vision work."""
     return f'vision of camera {camera}'
 
 

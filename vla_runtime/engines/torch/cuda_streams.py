@@ -1,11 +1,9 @@
 """CUDA streams of a torch engine: one for each camera, one for the prefix, one for denoising.
 
-Two threads can encode one prefix while denoising over another, and the views of an observation are
-encoded side by side: one view leaves most of a large GPU idle. Invariants:
+Two threads can encode one prefix while denoising over another, and views are encoded side by side.
+Invariants:
 - the prefix reads views after all earlier queued writes to them; a view is written after all
-  earlier queued reads of it;
-- a slot is read after all earlier queued writes to it, and written after all earlier queued reads
-  of it, whichever stream is ahead;
+  earlier queued reads of it; so it is with a slot, whichever stream is ahead;
 - `synchronize` waits for the streams that its thread has used, not for the others;
 - allocations and copies from before the streams existed are complete when they begin.
 """
@@ -26,11 +24,7 @@ Mark = tuple[str, PrefixSlot | int | None]
 
 
 class CudaStreams:
-    """Queues work of one device on streams, ordered by events where they share a view or a slot.
-
-    Args:
-        cuda: `torch.cuda`, or a test's stand-in for it.
-    """
+    """Queues work of one device on streams, ordered by events where they share a view or a slot."""
 
     def __init__(self, device: torch.device, cameras: int, cuda: Any = torch.cuda) -> None:
         self._cuda, self._cameras = cuda, range(cameras)

@@ -1,12 +1,11 @@
 """The PyTorch backend, on CPU or CUDA.
 
 Inputs, outputs, keys and values live in buffers allocated at load; what the steps over a slot share
-is allocated when the slot is first denoised over, a schedule's buffers when it is first set, and
-the last few schedules are kept. On CUDA the whole denoise loop is one captured graph over them, as
-are vision, prefix and what is laid out for the steps; a schedule's graphs, one for each `Variant`,
-are captured when first run. Every camera, the prefix and the denoise loop have a CUDA stream each,
-so that views overlap, and two threads overlap encoding and denoising. On a CPU PyTorch takes
-scratch memory inside each operator and gives it back.
+is allocated when the slot is first denoised over, a schedule's buffers when it is first set; the
+last few schedules are kept. On CUDA the whole denoise loop is one captured graph, as are vision,
+prefix and what is laid out for the steps; a schedule's graphs, one for each `Variant`, are captured
+when first run. Every camera, the prefix and the denoise loop have a CUDA stream each. On a CPU
+PyTorch takes scratch memory inside each operator and gives it back.
 """
 
 from __future__ import annotations
@@ -59,10 +58,9 @@ class TorchEngine:
     """Vision, prefix and expert of one policy in PyTorch (see `protocol.PolicyEngine`).
 
     Args:
-        network: network with its weights, on `device`, in its final precision; used for inference
-            only.
+        network: network with its weights, in its final precision; used for inference only.
         max_rows: most prompt rows that will be asked for (2 for guidance).
-        use_cuda_graphs: capture graphs; ignored on a CPU.
+        use_cuda_graphs: ignored on a CPU.
     """
 
     slots = SLOTS
@@ -238,7 +236,6 @@ class TorchEngine:
         return velocity.reshape(rows, *self._x_shape).copy()
 
     def _samples(self, x: np.ndarray) -> Tensor:
-        """Reshape one chunk or several to (N, H, A)."""
         return torch.from_numpy(x.reshape(-1, *x.shape[-2:]))
 
     def synchronize(self) -> None:
@@ -331,7 +328,6 @@ class TorchEngine:
         rows.velocity[: variant.rows * variant.samples].copy_(velocity)
 
     def _prepare_slot(self) -> None:
-        """Prepare the slot that is denoised over; the graph of the steps replays on that."""
         # With gradients the plain modules run, over the slot as it is.
         if self._variant.jacobian:
             return
@@ -353,10 +349,7 @@ class TorchEngine:
         return (variant.rows, variant.slot), variant.samples, layers
 
     def _make_room(self, samples: int) -> None:
-        """Before another number of samples is laid out, free the oldest of too many numbers.
-
-        Keys and values are laid out for every sample: those of all numbers up to 16 take gigabytes.
-        """
+        """Free the oldest of too many numbers of samples: layouts of all take gigabytes."""
         counts = dict.fromkeys(count for _, count, _ in self._prepared)
         if samples in counts or len(counts) < _SAMPLE_COUNTS_KEPT:
             return
@@ -372,7 +365,6 @@ class TorchEngine:
         self._prepared = {key: value for key, value in self._prepared.items() if key[1] != oldest}
 
     def _conditioning(self, schedule: Schedule, variant: Variant, index: int) -> Any:
-        """Return the head's conditioning of a step, in the form that its network takes."""
         if not (variant.action_time or variant.jacobian):
             return schedule.conditioning[index]
         row = schedule.table[index : index + 1]
@@ -382,6 +374,5 @@ class TorchEngine:
 
 
 def _copy(given: Mapping[str, np.ndarray], buffers: Mapping[str, Tensor]) -> None:
-    """Overwrite every buffer with the array of its name."""
     for name, buffer in buffers.items():
         buffer.copy_(torch.from_numpy(input_named(name, given)))

@@ -1,11 +1,10 @@
 """Choice between PyTorch's operators and another form of the head's layers, at load.
 
 Invariants:
-- the other form runs only in the shapes of the denoise step that are compared here; whatever has
-  other shapes runs in the operators, and nothing is compiled after load;
-- it runs only if it gave what the operators give, within the bounds of `verify`, in all its shapes;
-- where it cannot be compiled, or raises anything else, the operators run, and one warning says what
-  is missing.
+- the other form runs only in the shapes of the denoise step that are compared here, and only if it
+  gave what the operators give, within the bounds of `verify`, in all of them;
+- nothing is compiled after load;
+- where it cannot be compiled, or raises anything else, the operators run, and one warning says why.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class Part:
     """The denoise step in one shape.
 
     Attributes:
-        shape: tells the shapes apart.
         work: runs the form that stands under the shape, else the operators; reads and writes
             buffers of the engine.
         outputs: returns copies of what `work` wrote, by name.
@@ -68,8 +66,7 @@ class LayerChoice:
         layers: class of the layers by shape, where it is not the operators'; empty until `choose`.
         make: returns the class of the layers in the other form.
         bound: largest error, in units of the operators' largest number where that is above 1.
-        inspect: looks closer at a part whose outputs are within the bound: returns what is wrong
-            with it in the given form, else ''.
+        inspect: returns what is wrong with a part whose outputs are within the bound, else ''.
 
     Attributes:
         fault: reason why the form must not run; empty where it may.
@@ -131,7 +128,6 @@ class LayerChoice:
         return not self.fault
 
     def describe(self) -> str:
-        """Return which form runs, and why."""
         if self.fault:
             error = one_line(self.failure.strip().partition('\n')[0], _ERROR_LENGTH)
             return f'denoise eager ({": ".join(filter(None, (self.fault, error)))})'
@@ -170,7 +166,6 @@ def largest_error(found: Outputs, expected: Outputs) -> float:
 
 
 def remedy(error: str) -> str:
-    """Return what mends an error of Triton."""
     text = error.lower()
     return next((what for word, what in _REMEDIES if word in text), _NO_REMEDY)
 

@@ -1,13 +1,8 @@
 """Trial of the head's layers in Triton kernels on a torch engine, and inputs for it.
 
-The inputs are random, of a seed, and stand in the engine's own buffers. First all tokens of the
-prompts are valid, then half of them, as in most prompts.
-
-Invariants:
-- no form of the layers runs in a shape that was not compared here;
-- whatever is compared, the operators are what it is compared with;
-- after an error, of whatever kind, the engine runs as it did before, and nothing of the trial stays
-  laid out or captured.
+The inputs are random, of a seed, in the engine's own buffers; all tokens of the prompts are valid,
+then half of them. After an error the engine runs as before the trial, of which nothing stays laid
+out or captured.
 """
 
 from __future__ import annotations
@@ -46,7 +41,6 @@ def choose_layers(engine: TorchEngine, precision: str, *, action_times: bool = F
     """Take Triton kernels, where they can run, for an engine that has run nothing yet.
 
     Args:
-        engine: engine whose `triton` and `why_triton` are set here.
         precision: precision of the engine's matrices, for the bound.
         action_times: actions may have flow times of their own (`rtc_mode: hard_prefix`); without,
             the layers of such steps run in PyTorch's operators.
@@ -113,23 +107,14 @@ def _trial_of(engine: TorchEngine) -> Iterator[_Trial]:
 
 
 class _Trial:
-    """Reads and writes the buffers of an engine, past its protocol.
-
-    Args:
-        engine: engine that has run nothing yet.
-        capture: how it captures its denoise loop.
-    """
+    """Reads and writes the buffers of an engine, past its protocol."""
 
     def __init__(self, engine: TorchEngine, capture: cuda_graph.Capture | None) -> None:
         self._engine, self.capture = engine, capture
         self._schedule = Schedule(np.array([1.0, 0.5]), -0.5, None, engine._fused, engine._device)
 
     def parts(self, action_times: bool) -> Iterator[Part]:
-        """Return the denoise step in every shape that it is run with by default.
-
-        Args:
-            action_times: also those in which actions have flow times of their own.
-        """
+        """Return the denoise step in every shape that it is run with by default."""
         for rows in self._engine._buffers:
             for own in (False, True)[: 1 + action_times]:
                 variant = Variant(rows, action_time=own)
@@ -186,14 +171,10 @@ if TYPE_CHECKING:
 def compare_layers(engine: TorchEngine, part: Part, form: Any) -> str:
     """Run a part with each layer in both forms and in float32.
 
-    Args:
-        engine: engine that has laid out nothing but its trial inputs.
-        part: a shape of the denoise step.
-        form: class of the layers in Triton kernels.
+    The engine has laid out nothing but its trial inputs; `form` is the layers' class in Triton.
 
-    Returns:
-        the worst layer whose Triton kernels are further from float32 than rounding explains, in
-        words; else ''
+    Returns the worst layer whose Triton kernels are further from float32 than rounding explains;
+    else ''.
     """
     errors: list[LayerError] = []
     prepared = engine._prepared
@@ -207,11 +188,7 @@ def compare_layers(engine: TorchEngine, part: Part, form: Any) -> str:
 
 
 def triton_layers() -> Any:
-    """Return the class that takes the place of `FusedExpert`.
-
-    Raises:
-        ImportError: no Triton, or one that does not work here.
-    """
+    """Return the class that takes the place of `FusedExpert` (ImportError: no usable Triton)."""
     from vla_runtime.families.blocks.triton_expert import TritonExpert
 
     return TritonExpert

@@ -25,13 +25,9 @@ def load_torch_engine(
     triton: str = OFF,
     action_times: bool = False,
 ) -> TorchEngine:
-    """Build the network from a bundle's weights file, straight onto the device.
+    """Build the network from a bundle's weights file, straight onto the device; see `load_network`.
 
-    Args:
-        family, dims, weights, device, precision: see `load_network`.
-        max_rows, use_cuda_graphs: see `TorchEngine`.
-        triton: see `Policy.load`.
-        action_times: the policy was trained for actions with flow times of their own.
+    With `action_times` the policy was trained for actions with flow times of their own.
 
     Raises:
         ValueError: unknown device or precision, no CUDA here, not enough memory, or weights that do

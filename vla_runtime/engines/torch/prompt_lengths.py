@@ -1,9 +1,8 @@
 """Lengths at which a prompt is encoded where shapes are static.
 
-A CUDA graph cannot leave padded tokens out, and most prompts are far shorter than the longest that
-a policy takes. So a prefix has a graph for each of a few lengths, if its family allows that
-(`Family.cuts_padding`), and the shortest one that holds the prompt runs. What it hands to the head
-is shorter along some axis; zeros follow there, which masks hide from the head.
+A CUDA graph cannot leave padded tokens out. So a prefix has a graph for each of a few lengths, if
+its family allows that (`Family.cuts_padding`), and the shortest that holds the prompt runs. What it
+hands to the head is shorter along some axis; zeros follow there, which masks hide.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ Inputs = Mapping[str, RowInput]
 
 
 def inputs_by_length(family: Family, dims: PolicyDims, static_shapes: bool) -> tuple[Inputs, ...]:
-    """Return the prefix's inputs at each length, shortest first; the last are the policy's own.
-
-    With shapes that may depend on numbers there are no others: a network leaves padding out itself.
-    """
+    """Return the prefix's inputs at each length, shortest first; the last are the policy's own."""
     own = family.prefix_inputs(dims)
     if not (static_shapes and family.cuts_padding):
         return (own,)
@@ -38,9 +34,7 @@ def inputs_by_length(family: Family, dims: PolicyDims, static_shapes: bool) -> t
 def shortest(lengths: Sequence[Inputs], rows: Mapping[str, np.ndarray]) -> int:
     """Return the index of the first length that cuts off no valid token of any row.
 
-    Args:
-        lengths: inputs for each length of the prompt, as `inputs_by_length` gives them.
-        rows: inputs of the prefix at the full length, (R, …) each; booleans mark valid tokens.
+    `rows` are inputs at the full length, (R, …) each; booleans mark valid tokens.
     """
     for index, inputs in enumerate(lengths[:-1]):
         masks = [(rows[name], one.shape[0]) for name, one in inputs.items() if one.kind == 'bool']

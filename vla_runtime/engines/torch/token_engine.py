@@ -1,8 +1,7 @@
 """The PyTorch backend of a `tokens` head: one captured graph a pass.
 
-Every number of rows and slot has one graph, which is replayed for each token of an answer: token
-and place are inputs of it. It writes keys and values of the token into their place, so a pass finds
-those of the passes before it. Packed requests have two more, with and without a new prompt.
+Every number of rows and slot has one graph: token and place are inputs of it. It writes keys and
+values of the token into their place. Packed requests have two more, with and without a new prompt.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ class _Answer:
 
 
 class TorchTokenEngine(TorchEngine):
-    """Vision, prefix and passes of one policy in PyTorch (see `protocol.TokenEngine`).
-
-    Args and attributes are those of `TorchEngine`.
-    """
+    """Vision, prefix and passes in PyTorch (`protocol.TokenEngine`); see `TorchEngine`."""
 
     _network: TokenNetwork
 

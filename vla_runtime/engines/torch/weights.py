@@ -27,12 +27,7 @@ def load_network(
 ) -> FlowNetwork:
     """Build the network from a bundle's weights file.
 
-    Args:
-        family, dims: family and dimensions of the policy.
-        weights: safetensors file with the network's own parameter names, any float dtype; packed
-            weights in bytes.
-        device: `cpu`, `cuda` or `cuda:N`.
-        precision: a key of `PRECISIONS`.
+    `weights` has the network's own parameter names, in any float dtype; packed weights are bytes.
 
     Raises:
         ValueError: unknown device or precision, no CUDA here, or weights that do not fit the
@@ -65,13 +60,9 @@ def load_network(
 def state_of(
     network: nn.Module, tensors: Iterable[tuple[str, Tensor]], precision: str
 ) -> dict[str, Tensor]:
-    """Cast a network's parameters, one at a time: never a second copy of all of them.
+    """Cast parameters one at a time: never a second copy of all. Packed weights stay as they are.
 
-    Args:
-        network: network of these parameters; its `load_state_dict` takes what is returned, with
-            `assign`.
-        tensors: parameters by name, in any float dtype; packed weights stay as they are.
-        precision: a key of `PRECISIONS`.
+    The network's `load_state_dict` takes the result, with `assign`.
     """
     matrices = matrix_names(network)
     return {
@@ -84,21 +75,16 @@ def state_of(
 
 def compute_in_full_precision() -> None:
     """Have CUDA's libraries compute and add up in the precision that is asked for."""
-    # Of the whole process: PyTorch has no such setting of one network, and a second policy on the
-    # GPU needs them as well. Convolutions are in TF32 by default from Ampere on: a ResNet then
-    # errs by 3e-3, where the bound is 1e-3. Blocks that share a product in half precision have
-    # its parts added up in half precision by default.
+    # Of the whole process: PyTorch has no such setting of one network. By default convolutions are
+    # in TF32 from Ampere on (a ResNet errs by 3e-3), and products in half precision may add up
+    # their parts in half precision.
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def torch_device(name: str) -> torch.device:
-    """Return PyTorch's device of this name.
-
-    Raises:
-        ValueError: unknown, or not available here; the message says what to do.
-    """
+    """Return PyTorch's device of this name; ValueError where unknown or not available here."""
     kind, index = parse_device(name, 'torch')
     if kind == 'cuda':
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0

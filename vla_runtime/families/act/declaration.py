@@ -78,12 +78,10 @@ class ActDims:
 
     @property
     def width(self) -> int:
-        """W, numbers of a token."""
         return self.encoder.width
 
     @property
     def image_sizes(self) -> tuple[tuple[int, int], ...]:
-        """(height, width) of each camera's image."""
         return self.images * self.cameras if len(self.images) == 1 else self.images
 
     @property
@@ -113,8 +111,7 @@ LIMITS = {
     'environment_dim': 1024,
 }
 
-# ALOHA's two arms and four cameras, in LeRobot's sizes: one decoder layer, because the published
-# code reads no other (arXiv 2304.13705).
+# ALOHA's two arms and four cameras, in LeRobot's sizes: the published code reads one decoder layer.
 ACT = ActDims(
     backbone=ResNetDims(stem=64, channels=(64, 128, 256, 512), blocks=(2, 2, 2, 2)),
     encoder=StackDims(width=512, depth=4, num_heads=8, mlp_dim=3200),

@@ -72,7 +72,6 @@ class EncoderLayer(nn.Module):
         self.norm2 = nn.LayerNorm(dims.width)
 
     def forward(self, x: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        """(B, T, W) to (B, T, W)."""
         read = self.norm1(x) if self.pre_norm else x
         key, value = self.attention.keys_values(read, positions)
         x = x + self.attention(read + positions, key, value, seen)
@@ -140,10 +139,7 @@ class Act(SinglePassNetwork):
         self.action_head = nn.Linear(dims.width, dims.action_dim)
 
     def fold_constants(self) -> None:
-        """Put the frozen norms into the convolutions, which run in bfloat16 if the matrices do.
-
-        Not in float16: a CPU without float16 arithmetic is slower in it than in float32.
-        """
+        """Put the frozen norms into the convolutions, which run in bfloat16 if the matrices do."""
         matrices = self._layers[0].mlp.fc1.weight.dtype
         precision = torch.bfloat16 if matrices == torch.bfloat16 else torch.float32
         for module in self.modules():
@@ -162,14 +158,9 @@ class Act(SinglePassNetwork):
     def embed(
         self, image_tokens: Tensor, image_mask: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Put the encoder's tokens together: latent, state, environment, cameras.
+        """Put the encoder's tokens (R, T, W) together: latent, state, environment, cameras.
 
-        Args:
-            image_tokens: (V, N, W); image_mask: (V,) bool.
-            state: (R, S) float32.
-
-        Returns:
-            tokens (R, T, W), and mask (R, T) bool: False for those of a hidden camera
+        Their mask (R, T) bool is False for those of a hidden camera. Image tokens are (V, N, W).
         """
         rows, joints = state.shape[0], state.shape[1] - self.dims.environment_dim
         vectors = [self.latent.expand(rows, -1), self.state_projection(state[:, :joints])]
@@ -220,7 +211,6 @@ class Act(SinglePassNetwork):
         return x
 
     def actions(self, past: Mapping[str, Tensor], **rows: Tensor) -> Tensor:
-        """As `SinglePassNetwork.actions`; it takes no `rows`."""
         return self.action_head(self.decoder_norm(self.decode(past)))
 
     @property
@@ -237,17 +227,12 @@ _EPSILON = 1e-6
 
 
 def map_positions(height: int, width: int, channels: int, device: torch.device) -> Tensor:
-    """Sine code of a map's rows, then of its columns (DETR, arXiv 2005.12872, appendix A.4).
+    """Sine code of a map's rows, then columns (DETR, arXiv 2005.12872, appendix A.4).
 
     Place i of n is the angle 2 pi (i + 1) / n. Numbers 2j and 2j + 1 of a code are the sine and
     the cosine of that angle over 10000^(2j / (channels / 2)).
 
-    Args:
-        height, width: height and width of the map.
-        channels: W, a multiple of 4; half for the row and half for the column.
-
-    Returns:
-        (height * width, W) float32, row by row
+    `channels`, W, is a multiple of 4. Returns (height * width, W) float32, row by row.
     """
     half = channels // 2
     rows, columns = (_code(count, half, device) for count in (height, width))

@@ -42,20 +42,10 @@ class BitVlaDims:
     Attributes:
         vision: the SigLIP tower, with the blocks that are run.
         ternary_vision: the tower's linear layers are ternary too.
-        language: the BitNet b1.58.
-        vocabulary: tokens that the network knows.
-        cameras: images of a prompt.
         image_places: text tokens before each camera's image.
         state_place: text tokens before the token of the state.
-        prompt_length: text tokens of the padded prompt, that of the state among them.
         stop_token: token behind the places of the actions.
-        horizon: actions of a chunk.
         action_dim: numbers of an action, each with a place of its own behind the prompt.
-        state_dim: measured state.
-        head_width: hidden numbers of the action head.
-        head_blocks: residual blocks of the action head.
-        rope_base: base of the language model's rotary positions.
-        rms_epsilon: epsilon of the language model's norms.
     """
 
     vision: VisionDims
@@ -96,7 +86,6 @@ class BitVlaDims:
 
     @property
     def image_size(self) -> int:
-        """S, edge of the square images in pixels."""
         return self.vision.image_size
 
     @property

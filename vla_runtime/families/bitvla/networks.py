@@ -33,7 +33,6 @@ class TernaryVisionAttention(nn.Module):
         self.out = TernaryLinear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, N, width) to the same."""
         n, tokens, width = x.shape
         q, k, v = (
             projected.view(n, tokens, self.num_heads, -1).transpose(1, 2)
@@ -69,10 +68,7 @@ class TernaryVisionBlock(nn.Module):
 
 
 class BitVlaVision(nn.Module):
-    """BitVLA's vision engine: pixels to image tokens of language width.
-
-    The features are those behind the tower's last block but one, without the final norm.
-    """
+    """Pixels to image tokens, by the tower's last block but one without the final norm."""
 
     def __init__(self, dims: BitVlaDims) -> None:
         super().__init__()
@@ -92,14 +88,7 @@ class BitVlaVision(nn.Module):
         return x
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Encode images.
-
-        Args:
-            pixels: (n, 3, S, S) float32 in [-1, 1].
-
-        Returns:
-            (n, N, language width) float32
-        """
+        """Encode images (n, 3, S, S) float32 in [-1, 1] to (n, N, language width) float32."""
         return self.projector(self.features(pixels)).float()
 
 

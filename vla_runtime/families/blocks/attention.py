@@ -13,15 +13,10 @@ Rotary = tuple[Tensor, Tensor]
 
 
 def rotary(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rotary:
-    """Rotary position embedding (arXiv 2104.09864).
+    """Rotary position embedding (arXiv 2104.09864) of integer positions (B, T).
 
-    Args:
-        positions: (B, T) integer positions.
-        head_dim: size of one head, even.
-        base: ratio of the largest wavelength to the smallest.
-
-    Returns:
-        cosine and sine, each (B, 1, T, head_dim) float32.
+    `base` is the ratio of the largest wavelength to the smallest. Returns cosine and sine, each
+    (B, 1, T, head_dim) float32.
     """
     frequencies = rotary_frequencies(head_dim, base, positions.device)
     return rotary_of_angles(positions[:, None, :, None].float() * frequencies)
@@ -47,17 +42,12 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Grouped-query attention without copying keys or values per query head.
-
-    The query heads that share a key head are folded into the query's length.
+    """Grouped-query attention without copying keys or values per query head, (B, T, heads * D).
 
     Args:
         q: (B, heads, T, D); k, v: (B, kv_heads, K, D).
         mask: (B or 1, T or 1, K) bool, True where a query sees a key. Every query must see at
             least one key.
-
-    Returns:
-        (B, T, heads * D)
     """
     batch, heads, tokens, head_dim = q.shape
     kv_heads = k.shape[1]
@@ -71,23 +61,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def repeat_rows(tensor: Tensor, count: int) -> Tensor:
-    """Repeat each row of (R, …) `count` times."""
     return tensor if count == 1 else tensor.repeat_interleave(count, dim=0)
 
 
 def images_of_rows(image_tokens: Tensor, image_mask: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Give every prompt row all image tokens, those of hidden cameras as zeros.
 
-    A hidden camera's tokens have weight zero, but zero times NaN is NaN: one overflow in an image
-    must not outlive the camera.
-
-    Args:
-        image_tokens: (V, N, W); (R, V, N, W) where each row has images of its own, as in training.
-        image_mask: (V,) bool.
-        rows: R.
-
-    Returns:
-        tokens (R, V, N, W) and mask (R, V), views
+    A hidden camera's tokens have weight zero, but zero times NaN is NaN. Image tokens (V, N, W), or
+    (R, V, N, W) as in training, and mask (V,) bool; returns views (R, V, N, W) and (R, V).
     """
     image_tokens = torch.where(image_mask[:, None, None], image_tokens, 0.0)
     if image_tokens.ndim == 4:
@@ -103,8 +84,7 @@ class SplitHeads(nn.Module):
     def heads(self, projected: Tensor, norm: nn.Module | None = None) -> Tensor:
         """(B, T, heads * D) to (B, heads, T, D), each head through the norm if there is one.
 
-        The norm comes before the transposition: ONNX Runtime would move one between its operators,
-        and would no longer find a norm in them.
+        Norm before transposition, or ONNX Runtime would not recognise it.
         """
         batch, tokens, _ = projected.shape
         by_head = projected.view(batch, tokens, -1, self.head_dim)
@@ -115,7 +95,6 @@ class Attention(SplitHeads):
     """The four projections of one attention layer; the attention itself is `attend`.
 
     Args:
-        dims: sizes of the stack.
         memory_width: input width of the key and value projections; None: the stack's width.
         bias: query, key and value projections have a bias.
     """
@@ -132,14 +111,9 @@ class Attention(SplitHeads):
         self.out = Linear(dims.num_heads * dims.head_dim, dims.width, bias=False)
 
     def project(self, h: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Project normed tokens; the heads of queries and keys are rotated at once.
+        """Project normed tokens (B, T, W), queries and keys rotated.
 
-        Args:
-            h: (B, T, W).
-            rotary: positions of the tokens.
-
-        Returns:
-            rotated queries (B, heads, T, D) and keys (B, kv_heads, T, D), and values as the keys
+        Returns queries (B, heads, T, D), and keys and values (B, kv_heads, T, D).
         """
         projected = [self.q(h), self.k(h), self.v(h)]
         heads, kv_heads, _ = (part.shape[-1] // self.head_dim for part in projected)

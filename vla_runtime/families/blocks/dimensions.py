@@ -33,7 +33,6 @@ class HistoryDims:
     real_horizon: int
 
     def check_history(self) -> None:
-        """Refuse sizes that do not go together (ValueError)."""
         if self.observation_steps < 1 or self.cameras % self.observation_steps:
             raise ValueError(
                 f'cameras {self.cameras} is not a multiple of the {self.observation_steps} '
@@ -52,7 +51,6 @@ class HistoryDims:
 
     @property
     def own_cameras(self) -> int:
-        """Cameras, whatever the number of their frames."""
         return self.cameras // self.observation_steps
 
     @property
@@ -62,7 +60,6 @@ class HistoryDims:
 
     @property
     def image_sizes(self) -> tuple[tuple[int, int], ...]:
-        """(height, width) of each image."""
         return (self.image,) * self.cameras
 
     @property
@@ -88,7 +85,6 @@ class ResNetDims:
     Attributes:
         stem: channels after the first convolution.
         channels: inner channels of the blocks of each of the four stages.
-        blocks: blocks of each stage.
         bottleneck: blocks of three convolutions (ResNet 50 and more), not of two.
         dilated: the last stage keeps the size of its input, its later blocks dilated by two.
         norm: `batch`, with frozen statistics, or `group` (arXiv 1803.08494), a group for every 16
@@ -123,7 +119,6 @@ class ResNetDims:
 
     @property
     def width(self) -> int:
-        """Channels of the feature map."""
         return self.channels[-1] * self.expansion
 
     @property
@@ -168,7 +163,6 @@ class VisionDims:
 
     @property
     def tokens(self) -> int:
-        """Patches of one image."""
         return (self.image_size // self.patch_size) ** 2
 
 
@@ -180,7 +174,6 @@ class ShuffledImages:
 
     @property
     def image_size(self) -> int:
-        """S, edge of the square images in pixels."""
         return self.vision.image_size
 
     @property
@@ -239,7 +232,6 @@ def check_language(dims: DecoderDims) -> None:
 
 
 def check_positive(dims: object, *names: str) -> None:
-    """Raise ValueError if one of these numbers is not above 0."""
     for name in names:
         if getattr(dims, name) <= 0:
             raise ValueError(f'{name} {getattr(dims, name)} where a number above 0 is expected')

@@ -1,9 +1,8 @@
 """Products that take the next operation along on CUDA: bias and GELU, or the residual stream.
 
-cuBLAS applies them before a product's numbers leave the multiprocessor. That saves a kernel, and
-one reading and writing of the numbers. `usable` tries every shape on the device the first time that
-it runs, which is before a graph is captured of it. In half precision the product is rounded once
-less than in the plain operators.
+cuBLAS applies them before a product's numbers leave the multiprocessor, which saves a kernel, and
+in half precision one rounding. `usable` tries every shape on the device the first time that it
+runs, which is before a graph is captured of it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ Epilogue = Callable[[Tensor, Tensor, Tensor], Tensor]
 MEAN_RATIO, WORST_RATIO = 1.5, 3.0
 # Of the product's largest number, in float32, whose reference the plain operators are.
 EXACT = 2e-5
-# A residual stream's numbers in units of the product's. In a language model they are tens to
-# hundreds. Of equal size, a stream rounded to half precision is no further off than the product.
+# A residual stream's numbers in units of the product's: tens to hundreds in a language model.
 _STREAM = 100.0
 # What CUDA and cuBLAS say of too little memory without an error of its own.
 _NO_MEMORY = ('out of memory', 'ALLOC_FAILED')
@@ -66,10 +64,7 @@ def usable(
 ) -> Epilogue | None:
     """Return the epilogue on a GPU that computes it right, else None; the log says why.
 
-    Args:
-        epilogue: `gelu` or `add`.
-        device, dtype: device and dtype of the matrix.
-        shape: tokens, outputs and inputs.
+    `shape` is tokens, outputs and inputs.
     """
     return _tried(epilogue, device, dtype, shape) if device.type == 'cuda' else None
 
@@ -105,11 +100,7 @@ def _tried(
 def fault_of(
     epilogue: Epilogue, device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
 ) -> str:
-    """Compare with the plain operators on random numbers; return what is wrong, or an empty text.
-
-    Args:
-        epilogue, device, dtype, shape: see `usable`.
-    """
+    """Compare with the plain operators on random numbers; return what is wrong, or ''."""
     plain, (tokens, outputs, inputs) = _PLAIN[epilogue], shape
     generator = torch.Generator(device).manual_seed(0)
 

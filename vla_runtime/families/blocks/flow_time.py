@@ -35,18 +35,15 @@ def time_code_rows(times: np.ndarray, width: int) -> np.ndarray:
 
 
 def linear_rows(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """Apply a linear layer to each row: (N, in) to (N, out)."""
     # A product of its own for each row, so that a row's numbers do not depend on N.
     return np.matmul(weight, x[:, :, None])[:, :, 0] + bias
 
 
 def layer_rows(x: np.ndarray, weights: SafetensorsReader, name: str) -> np.ndarray:
-    """Apply the linear layer of this name to each row: (N, in) to (N, out)."""
     return linear_rows(x, weights.read(f'{name}.weight'), weights.read(f'{name}.bias'))
 
 
 def silu(x: np.ndarray) -> np.ndarray:
-    """x times its sigmoid, computed in float64."""
     return (x / (1.0 + np.exp(-x.astype(np.float64)))).astype(np.float32)
 
 
@@ -59,12 +56,7 @@ class ExpertDims(Protocol):
 
 
 class ActionTimeTable:
-    """The time's share of `action_time_in`, bias included: rows of `action_time.time_share`.
-
-    Args:
-        dims: dimensions of a policy with an expert, whose width W is that of a row.
-        weights: the bundle's weights.
-    """
+    """The time's contribution to `action_time_in`, with bias, as `action_time.time_share`."""
 
     def __init__(self, dims: ExpertDims, weights: SafetensorsReader) -> None:
         self._width, self._weights = dims.expert.width, weights

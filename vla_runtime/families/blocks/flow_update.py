@@ -26,18 +26,14 @@ def advance(
     *,
     term: PlanTerm = plan_term,
 ) -> Tensor:
-    """Move x one step along the flow, in its own dtype.
+    """Move x (N, H, A) one step along the flow, in its own dtype.
 
     Args:
-        x: (N, H, A).
         velocity: (R * N, H, A), row by row.
         t, dt: (), flow time and step (negative).
         row_weight: (R,), as of `guidance`: [1], or [beta, 1 - beta].
         plan: (1, H, A); plan_weight: (1, H, 1), zero without a plan.
         term: plan term of the mixed velocity, which is taken off.
-
-    Returns:
-        (N, H, A)
     """
     if x.shape[0] == 1:
         mixed = (row_weight[:, None, None] * velocity).sum(dim=0, keepdim=True)

@@ -1,11 +1,11 @@
 """Transformer blocks in fewer and larger operators than the plain modules.
 
-Every operator costs microseconds before it computes, and a small policy on a CPU, or any on a fast
-GPU, is hardly more than that. Queries, keys and values are one product here, and so are gate and
-up; rotary positions are one product of complex numbers; a norm's `1 + weight` is computed once.
+Every operator costs microseconds, and a small policy is hardly more than that. Queries, keys and
+values are one product here, gate and up another; rotary positions are one product of complex
+numbers; a norm's `1 + weight` is computed once.
 
 Invariants:
-- the numbers are those of the plain modules up to rounding; the tests hold both to the same cases;
+- the numbers are those of the plain modules up to rounding;
 - the weights are shared: a merged matrix holds them, and the plain layers keep views of it;
 - inference only: nothing here has a gradient.
 """
@@ -57,11 +57,7 @@ def pairs_of(heads: Tensor) -> Tensor:
 
 
 def interleave(heads: Tensor, out: Tensor) -> None:
-    """Copy rotated heads (..., D) into `out`, each pair of rotated numbers side by side.
-
-    Rotation pairs number i with number i + D/2. As complex numbers the two stand side by side, and
-    queries and keys whose numbers are in the same order have the same scores.
-    """
+    """Copy rotated heads (..., D) into `out`, numbers i and i + D/2 of a pair side by side."""
     pairs = pairs_of(heads)
     out.unflatten(-1, pairs.shape[-2:]).copy_(pairs)
 
@@ -87,17 +83,9 @@ def heads_mask(
 
 
 def attend_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Grouped-query attention.
+    """Grouped-query attention, (B, T, heads * D), of q (B, heads, T, D), k, v (B, kv_heads, K, D).
 
-    Heads that share keys become further queries over the same keys. Otherwise a CPU would lay the
-    keys out once for every head.
-
-    Args:
-        q: (B, heads, T, D); k, v: (B, kv_heads, K, D).
-        mask: mask made by `heads_mask`.
-
-    Returns:
-        (B, T, heads * D)
+    Heads that share keys become further queries over the same keys, which a CPU would copy.
     """
     kv_heads = k.shape[1]
     queries = group_heads(q.transpose(1, 2), kv_heads)
@@ -106,10 +94,7 @@ def attend_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
 
 
 def group_heads(q: Tensor, kv_heads: int) -> Tensor:
-    """View of queries (B, T, heads, D) by the keys that they share: (B, kv_heads, T, group, D).
-
-    Of one head of keys T and group can be flattened without a copy.
-    """
+    """View of queries (B, T, heads, D) by the keys that they share: (B, kv_heads, T, group, D)."""
     return q.unflatten(2, (kv_heads, -1)).transpose(1, 2)
 
 
@@ -119,19 +104,13 @@ class FusedBlock:
     `project` and `combine` are those of a language model, whose norms are plain.
 
     Args:
-        block: plain.
         cross: True where another stack gives keys and values: `qkv` gives queries alone.
         packed: form of the weights, as for its products.
         epilogues: the products of `combine` take the residual stream or GELU along, as for
             `Product`.
 
     Attributes:
-        cross: True for a block that attends to the prefix alone.
-        width: W.
-        query_heads, kv_heads, head_dim: sizes of the attention.
-        qkv, out, gated, down: products of the block.
         input_scale, post_scale: scales of its norms; None for adaptive ones.
-        epsilon: epsilon of its norms.
     """
 
     def __init__(
@@ -162,7 +141,6 @@ class FusedBlock:
         self.epsilon = norm_epsilon(block.input_norm)
 
     def in_float32(self) -> FusedBlock:
-        """As `Product.in_float32`."""
         wide = copy(self)
         for name in ('qkv', 'out', 'gated', 'down'):
             setattr(wide, name, getattr(self, name).in_float32())
@@ -207,7 +185,6 @@ class FusedVision(nn.Module):
         ]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """As `forward` of the plain encoder."""
         x = self._plain.patch_embedding(pixels) + self._plain.positions()
         for block in self._blocks:
             x = block(x)
@@ -215,11 +192,7 @@ class FusedVision(nn.Module):
 
 
 class FusedVisionBlock:
-    """A block of the vision encoder.
-
-    Args:
-        plain: plain block with its weights, which become shared.
-    """
+    """A block of the vision encoder, which shares the plain block's weights."""
 
     def __init__(self, plain: VisionBlock) -> None:
         attention = plain.attention
@@ -261,14 +234,7 @@ def normalise(
     epsilon: float = EPSILON,
     out: Tensor | None = None,
 ) -> Tensor:
-    """RMSNorm of (B, T, W) in float32, with its scale or its modulation.
-
-    Args:
-        x: residual stream.
-        scale: (W,) of a plain norm.
-        modulation: that of an adaptive norm.
-        out: takes the result in its own dtype.
-    """
+    """RMSNorm of (B, T, W) in float32, by scale (W,) or modulation; `out` has its own dtype."""
     if norms_at_once(x):
         found = normalise_rms(x, None if modulation else scale, epsilon)
     else:
@@ -301,8 +267,7 @@ def encode_stack(
 
     Args:
         x: (B, P, W); mask: (B, P) bool, valid tokens.
-        used: tokens as `used_tokens` gives them; other tokens are not computed, their keys and
-            values are zero. None: all are computed.
+        used: tokens as `used_tokens` gives them; keys and values of others are zero. None: all.
         sight: the mask to what each token sees, (B, P or 1, P) bool; by default all valid ones.
         kernel: attends without a mask, as `fused_lengths.flash`; for the default sight alone.
         static_shapes: the numbers of a mask change no operator.
@@ -351,10 +316,7 @@ def _by_length(kernel: Kernel, mask: Tensor) -> Callable[[Tensor, Tensor, Tensor
 
 
 def used_tokens(mask: Tensor) -> Tensor | None:
-    """Places of the tokens that are valid in a row of (B, P); None if all of them are.
-
-    Padding of a prompt and views that are absent are valid in none. No valid token sees them.
-    """
+    """Places of the tokens that are valid in a row of (B, P); None if all of them are."""
     used = mask.any(dim=0)
     return None if used.all() else used.nonzero().squeeze(1)
 
@@ -362,12 +324,9 @@ def used_tokens(mask: Tensor) -> Tensor | None:
 def rows_of_samples(
     key: Tensor, value: Tensor, used: Tensor | None, samples: int
 ) -> tuple[Tensor, Tensor]:
-    """Cut keys and values (layers, B, kv_heads, P, D) to a suffix's use of them.
+    """Cut keys and values (layers, B, kv_heads, P, D) to `used` tokens, each row `samples` times.
 
-    Args:
-        key, value: keys and values of a prefix.
-        used: tokens as `used_tokens` gives them; None: all tokens.
-        samples: number of times that each row is repeated.
+    `used` as `used_tokens` gives them; None: all tokens.
     """
     if used is not None:
         key, value = key[..., used, :], value[..., used, :]

@@ -1,10 +1,8 @@
 """Attention of the fused expert's layers over one prefix, all layers of a kind in the same buffers.
 
-Own layers attend to the prefix and to the suffix itself, whose keys come first. Cross layers attend
-to the prefix alone, so none of their keys and values changes from step to step.
-
-Where a kernel takes lengths (`fused_lengths`) and all queries see the same keys, the valid keys of
-the prefix are packed behind the suffix's, and nothing is masked.
+Own layers attend to the prefix and to the suffix itself, whose keys come first; cross layers to the
+prefix alone. Where a kernel takes lengths (`fused_lengths`) and all queries see the same keys, the
+valid keys of the prefix are packed behind the suffix's, and nothing is masked.
 """
 
 from __future__ import annotations
@@ -102,12 +100,9 @@ class OwnLayers:
 
 
 class CrossLayers:
-    """Attention to the prefix alone, whose queries are rotated from position 0 on.
+    """Attention to the prefix alone, whose queries are rotated from position 0 on; see `OwnLayers`.
 
-    Shapes and arguments as of `OwnLayers`, with the number of suffix tokens T.
-
-    Attributes:
-        projected: (B * T, heads * D), queries of the layer that is called next.
+    `projected` (B * T, heads * D) has the queries of the layer that is called next.
     """
 
     def __init__(
@@ -128,7 +123,6 @@ class CrossLayers:
         self._attended = _attention(self._query, keys, values, nothing_own, kernel, static_shapes)
 
     def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
-        """As `OwnLayers.load`."""
         self._attended.load(past_key, past_value, mask)
 
     def __call__(self, layer: int) -> Tensor:
@@ -152,8 +146,6 @@ def _attention(
         query: (B, T, heads, D / 2) complex64, overwritten before each layer; rotated.
         keys, values: (layers, B, kv_heads, own + P, D), own ones overwritten before each layer.
         sight: (T or 1, own) bool, own keys that queries see; one row holds for all of them.
-        kernel: kernel that attends by lengths, such as `fused_lengths.flash`, or None.
-        static_shapes: no shape may depend on the lengths, as in `OwnLayers`.
     """
     real = torch.view_as_real(query).flatten(-2)
     if kernel is not None and len(sight) == 1:
@@ -162,11 +154,7 @@ def _attention(
 
 
 class _Keys:
-    """Keys and values of every layer, those of the prefix behind the own ones.
-
-    Args:
-        keys, values, sight: see `_attention`.
-    """
+    """Keys and values of every layer, those of the prefix behind the own ones; see `_attention`."""
 
     def __init__(self, keys: Tensor, values: Tensor, sight: Tensor) -> None:
         self._sight = sight
@@ -175,7 +163,6 @@ class _Keys:
         )
 
     def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
-        """As `OwnLayers.load`."""
         interleave(past_key, self._past_keys)
         self._past_values.copy_(past_value)
         self._see(mask)
@@ -195,11 +182,7 @@ class _Keys:
 
 
 class _GroupedKeys(_Keys):
-    """Attention of every layer by one operator, as `attend_heads`.
-
-    Args:
-        query: (B, T, heads, D) float32; the others as `_attention`.
-    """
+    """Attention of every layer by one operator; query (B, T, heads, D) float32."""
 
     def __init__(
         self, query: Tensor, keys: Tensor, values: Tensor, sight: Tensor, static_shapes: bool
@@ -224,7 +207,6 @@ class _GroupedKeys(_Keys):
             self._hidden.copy_(hidden)
 
     def __call__(self, layer: int) -> Tensor:
-        """As `_Keys`."""
         shared = self._queries
         queries = (self._grouped.flatten(2, 3) if shared is None else shared).to(self._dtype)
         attended = F.scaled_dot_product_attention(
@@ -238,10 +220,9 @@ class _GroupedKeys(_Keys):
 class _PackedKeys(_Keys):
     """Attention by lengths: the prefix's valid keys come first, and what is behind is never read.
 
-    All queries of all heads that share a head of keys see the same keys. To the kernel they are the
-    heads of a single token: it then splits the keys between the GPU's multiprocessors, and its
-    tiles are full. Of more tokens it splits pages of keys alone, and leaves every row but the first
-    unwritten (PyTorch's issue 194167).
+    To the kernel all queries that share a head of keys are the heads of a single token: it then
+    splits the keys between the GPU's multiprocessors. Of more tokens it splits pages of keys alone,
+    and leaves every row but the first unwritten (PyTorch's issue 194167).
     """
 
     def __init__(
@@ -260,7 +241,6 @@ class _PackedKeys(_Keys):
         self._lengths = self._attend.lengths.view(batch, kv_heads)
 
     def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
-        """As `OwnLayers.load`."""
         index, pairs = pack_valid_keys(mask)[None, :, None, :, None], pairs_of(past_key)
         keys = self._past_keys.unflatten(-1, pairs.shape[-2:])
         keys.scatter_(3, index[..., None].expand_as(pairs), pairs)
@@ -271,7 +251,6 @@ class _PackedKeys(_Keys):
         self._lengths.copy_(mask.sum(dim=1, keepdim=True) + self._sight.shape[1])
 
     def __call__(self, layer: int) -> Tensor:
-        """As `_Keys`."""
         self._operand.copy_(self._query)
         attended = self._attend(self._heads, self._keys[layer], self._values[layer])
         attended = attended.view(self._operand.shape).transpose(1, 2)

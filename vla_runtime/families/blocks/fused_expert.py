@@ -1,8 +1,8 @@
 """The expert over one prefix: all layers of all denoise steps in the same few buffers.
 
-A small policy is mostly launch cost, and half of that is making tensors and views. So whatever has
-the same shape in every layer and step is made once, with its views, and overwritten. Buffers move
-only for a prefix of another shape: a CUDA graph keeps the addresses it was captured with.
+Making tensors and views is half the cost of a launch: so whatever has the same shape in every layer
+and step is made once and overwritten. Buffers move only for a prefix of another shape: a CUDA graph
+keeps its addresses.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ class FusedExpert:
 
         Args:
             mask: (B, P) bool, valid prefix tokens.
-            own: keys and values of the blocks that attend to the suffix too; None if there are
-                none.
-            cross: keys and values of those that attend to the prefix alone; None if there are none.
+            own: keys and values of the blocks that attend to the suffix too; None without any.
+            cross: keys and values of those that attend to the prefix alone; None without any.
         """
         if mask.shape != self._shape:
             self._allocate(own, cross)
@@ -76,7 +75,6 @@ class FusedExpert:
                 attention.load(*past, mask)
 
     def _allocate(self, own: Past | None, cross: Past | None) -> None:
-        """Make all buffers for prefixes with keys like these, and views of the buffers."""
         tokens, heads = len(self._of_suffix), self._blocks[0].query_heads
         ways = self._kernel, self._static_shapes
         self._own = self._cross = None
@@ -108,8 +106,7 @@ class FusedExpert:
     def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
         """Suffix tokens (B or 1, T, W) through all blocks; two modulations each, or none.
 
-        Returns:
-            (B, T, W), a buffer that the next call overwrites
+        Returns (B, T, W), a buffer that the next call overwrites.
         """
         self._x.copy_(h)
         for layer, block in enumerate(self._blocks):
@@ -127,7 +124,6 @@ class FusedExpert:
     def _normalise(
         self, scale: Tensor | None, modulation: Modulation | None, epsilon: float
     ) -> None:
-        """RMSNorm of the residual stream, into the operand; as `fused.normalise`."""
         if fused.norms_at_once(self._x):
             fused.normalise(self._x, scale, modulation, epsilon, self._operand)
             return

@@ -1,11 +1,9 @@
 """Attention without a mask: each row's valid keys come first, and a length says how many they are.
 
-PyTorch's flash kernels take no mask, and what it runs with one leaves most of a large GPU idle.
-They do take the number of keys of each row as a tensor on the device, which a captured CUDA graph
-reads anew each time. So padding is packed behind the valid keys, once a prefix, and never read.
-
-The operator has no public name; `torch.nn.attention.varlen`, which calls it, is newer than it and
-takes seconds to import. `usable` tries it on the device before anything rests on it.
+PyTorch's flash kernels take no mask, but the number of keys of each row as a tensor on the device,
+which a captured CUDA graph reads anew each time. So padding is packed behind the valid keys, once a
+prefix, and never read. The operator has no public name (`torch.nn.attention.varlen` is newer, and
+slow to import); `usable` tries it on the device first.
 """
 
 from __future__ import annotations
@@ -71,7 +69,6 @@ class FirstKeys:
     Args:
         kernel: `flash`, or a function with its arguments.
         queries, keys: numbers of queries and of places for keys in each row.
-        device: device of all tensors.
 
     Attributes:
         lengths: (rows,) int32, keys of each row that are seen.
@@ -91,14 +88,7 @@ class FirstKeys:
 
 
 def pack_valid_keys(mask: Tensor) -> Tensor:
-    """Place of each token when those that are valid come first, each part in its own order.
-
-    Args:
-        mask: (B, P) bool.
-
-    Returns:
-        (B, P) int64
-    """
+    """Place of each token of a mask (B, P), int64, when valid ones come first, in their order."""
     behind = mask.sum(dim=1, keepdim=True) + (~mask).cumsum(dim=1)
     return torch.where(mask, mask.cumsum(dim=1), behind) - 1
 
@@ -121,12 +111,7 @@ class Shape(NamedTuple):
 
 @cache
 def usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, shape: Shape) -> Kernel | None:
-    """Return the kernel if it gives masked attention's numbers here, else None; the log says why.
-
-    Args:
-        kernel: see `flash`.
-        device, dtype: device and dtype of the policy's tensors.
-    """
+    """Return the kernel if it gives masked attention's numbers here, else None (see the log)."""
     try:
         error = _error(kernel, device, dtype, shape)
     except torch.cuda.OutOfMemoryError:
@@ -151,10 +136,7 @@ def usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, shape: Shap
 
 
 def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, shape: Shape) -> float:
-    """Largest difference from masked attention in float64, over its largest number.
-
-    Two rows of different lengths, with NaN behind them.
-    """
+    """Largest difference from masked attention in float64, over its largest number."""
     queries, keys, heads, kv_heads, head_dim = shape
     generator = torch.Generator().manual_seed(0)
 

@@ -1,12 +1,10 @@
 """Matrix products of the fused blocks: several linear layers at once, and in one pass on a CPU.
 
-oneDNN adds bias, activation and gate while it still holds a product's numbers. PyTorch's compiler
-reaches it through an operator without a public name. Where that is missing, refuses a dtype of this
-processor, or is slower there (`is_faster`), the public ones compute the same up to rounding.
-
-oneDNN lays a matrix out anew in every product. With few tokens, as in the expert, that is a fifth
-to a third of the time; in vision, whose matrices are small beside those of language, a twentieth.
-Those of both are laid out once at load.
+oneDNN adds bias, activation and gate while it still holds a product's numbers, through an operator
+of PyTorch's without a public name. Where that is missing, refuses a dtype of this processor, or is
+slower there (`is_faster`), the public ones compute the same up to rounding. oneDNN lays a matrix
+out anew in every product, a fifth to a third of the time with few tokens; those of vision and
+language are laid out once at load.
 """
 
 from __future__ import annotations
@@ -48,9 +46,6 @@ class Product:
             less time; with many oneDNN takes up to twice as long. None: as `packed`.
         epilogue: take the next operation along on CUDA, where that is right: GELU with a bias, the
             sum with a residual stream without one.
-
-    Attributes:
-        dtype: dtype of its results.
     """
 
     def __init__(
@@ -92,8 +87,7 @@ class Product:
     def add_to(self, stream: Tensor, x: Tensor) -> Tensor:
         """Add (..., inputs) times the matrix, without bias, to a stream (..., outputs) float32.
 
-        Returns:
-            the sum, which may be the stream itself
+        Returns the sum, which may be the stream itself.
         """
         if (epilogue := self._usable(x)) is None:
             return stream + self(x)
@@ -137,17 +131,9 @@ class Product:
 class GatedProduct:
     """Hidden numbers of a gated MLP: the gate's outputs through its activation, times the others.
 
-    Large products take two passes of oneDNN, which activate and gate, or on CUDA two products, of
-    which the gate's takes its GELU along. Others are a single product, because every call costs.
-
-    Args:
-        mlp: MLP that has the gate and up layers; they are merged as in a `Product`.
-        packed: see `Product`.
-        epilogue: let the gate's product take its GELU along on CUDA, where that is right.
-
-    Attributes:
-        weight: (2 * hidden, inputs), the gate's before the others.
-        activation: activation of the gate.
+    Large products take two passes of oneDNN, or on CUDA two products, of which the gate's takes its
+    GELU along (`epilogue`). Others are a single product, because every call costs. `weight` is
+    (2 * hidden, inputs), the gate's before the others.
     """
 
     def __init__(self, mlp: GatedMlp, packed: bool = False, epilogue: bool = False) -> None:
@@ -165,7 +151,6 @@ class GatedProduct:
             self._gate, self._up = map(_pack, (self._gate, self._up))
 
     def in_float32(self) -> GatedProduct:
-        """As `Product.in_float32`."""
         wide = copy(self)
         wide._merged, wide._one_pass, wide._epilogue = self._merged.in_float32(), None, None
         wide.weight = wide._merged.weight
@@ -200,10 +185,9 @@ def is_faster(dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies faster than `F.linear` on this processor.
 
     In float32 `F.linear` calls MKL, which uses AVX-512 on Intel's processors alone: on AMD's with
-    AVX-512 oneDNN is twice as fast. MKL is faster on Intel's with AVX-512 and on AMD's without;
-    Intel's without were not measured, and take MKL. PyTorch for Arm has no MKL.
-    The processor decides, and no measurement at load: one that comes out otherwise the next time
-    would change the last bits of a policy's chunks.
+    it oneDNN is twice as fast; MKL is faster on Intel's with it and on AMD's without. PyTorch for
+    Arm has no MKL. No measurement at load decides: it would change the last bits of a policy's
+    chunks.
     """
     if dtype != torch.float32 or not torch.backends.mkl.is_available():
         return True
@@ -215,10 +199,6 @@ def one_pass(device: str, dtype: torch.dtype) -> Any:
     """Return the operator (x, weight, bias, activation, numbers, variant) to outputs, or None.
 
     Its `binary` (x, factor, weight, bias, 'mul') multiplies the outputs.
-
-    Args:
-        device: type of the device.
-        dtype: dtype of all its tensors.
     """
     operator = getattr(torch.ops.mkldnn, '_linear_pointwise', None)
     if device != 'cpu' or operator is None:
@@ -240,7 +220,6 @@ def one_pass(device: str, dtype: torch.dtype) -> Any:
 
 
 def _pack(weight: Tensor) -> Tensor:
-    """Copy a matrix (outputs, inputs) into oneDNN's own layout."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
 
 

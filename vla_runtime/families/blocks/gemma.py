@@ -1,7 +1,7 @@
 """Gemma decoder blocks (arXiv 2403.08295), plain and with an adaptive norm.
 
-The blocks come in two halves, `project` (norm, queries, keys, values) and `combine` (output
-projection, MLP), because a policy may run one attention over the keys of two stacks.
+A block has two halves, `project` and `combine`, because a policy may run one attention over the
+keys of two stacks.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ class RMSNorm(nn.Module):
 
 
 class AdaptiveRMSNorm(nn.Module):
-    """RMSNorm whose scale, shift and residual gate come from the flow time.
-
-    `modulation` depends on the time alone, so it is computed once per schedule and handed in.
-    """
+    """RMSNorm whose scale, shift and residual gate come from the flow time, once a schedule."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -58,10 +55,8 @@ class AdaptiveRMSNorm(nn.Module):
 def split_modulations(conditioning: Tensor, width: int) -> list[Modulation]:
     """Split a row of the time table into the modulations of all norms, in the order they run in.
 
-    Args:
-        conditioning: (B or 1, norms * 3 W): scale, shift and gate of each norm; or
-            (B or 1, T, norms * 3 W) where each token has its own flow time.
-        width: W.
+    `conditioning` is (B or 1, norms * 3 W), scale, shift and gate of each norm, or
+    (B or 1, T, norms * 3 W) where each token has its own flow time.
     """
     rows = conditioning if conditioning.dim() == 3 else conditioning[:, None]
     norms = rows.shape[-1] // (3 * width)
@@ -73,7 +68,6 @@ def split_modulations(conditioning: Tensor, width: int) -> list[Modulation]:
 
 
 def add_residual(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
-    """x + y * gate in float32."""
     return x + (y.float() if gate is None else y.float() * gate)
 
 
@@ -117,12 +111,9 @@ class GemmaBlock(nn.Module):
 
 
 class Gemma(nn.Module):
-    """A stack of blocks with its final norm; a language model also has a text table.
+    """A stack of blocks with its final norm, and a text table of `vocabulary` rows, 0 for none.
 
-    Args:
-        dims: sizes of the stack.
-        vocabulary: rows of the text table, 0 for none.
-        adaptive: take the norms' modulation from the flow time.
+    With `adaptive` the norms are modulated by the flow time.
     """
 
     def __init__(self, dims: DecoderDims, vocabulary: int = 0, adaptive: bool = False) -> None:
@@ -134,7 +125,6 @@ class Gemma(nn.Module):
 
     @property
     def layers(self) -> list[GemmaBlock]:
-        """The blocks in order (`nn.ModuleList` loses their type)."""
         return [cast(GemmaBlock, block) for block in self.blocks]
 
     def embed(self, tokens: Tensor) -> Tensor:

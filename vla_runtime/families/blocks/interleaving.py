@@ -9,15 +9,9 @@ from torch import Tensor
 
 
 def interleaved(text: Tensor, images: Tensor, places: Sequence[int]) -> Tensor:
-    """Put images into the text, each at its place.
+    """Put images (R, V, N, …) into the text (R, L, …), each at its place: (R, V*N + L, …).
 
-    Args:
-        text: (R, L, …).
-        images: (R, V, N, …).
-        places: text tokens before each image, ascending.
-
-    Returns:
-        (R, V*N + L, …)
+    `places` has the text tokens before each image, ascending.
     """
     parts, start = [], 0
     for image, place in enumerate(places):
@@ -33,31 +27,16 @@ def interleaved(text: Tensor, images: Tensor, places: Sequence[int]) -> Tensor:
 def images_in_text(
     text: Tensor, token_mask: Tensor, images: Tensor, image_mask: Tensor, places: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Put images into the text, and the masks of both into one.
+    """Put images (R, V, N, W) into the text (R, L, W), and the masks of both into one.
 
-    Args:
-        text: (R, L, W); token_mask: (R, L) bool.
-        images: (R, V, N, W); image_mask: (R, V) bool.
-        places: text tokens before each image, ascending.
-
-    Returns:
-        embeddings (R, V*N + L, W) and mask (R, V*N + L) bool
+    Returns embeddings (R, V*N + L, W) and mask (R, V*N + L) bool.
     """
     masks = image_mask[:, :, None].expand(-1, -1, images.shape[2])
     return interleaved(text, images, places), interleaved(token_mask, masks, places)
 
 
 def separated(x: Tensor, places: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
-    """Take text and images of a sequence apart again.
-
-    Args:
-        x: (R, P, …).
-        places: text tokens before each image, ascending.
-        count: N, tokens of an image.
-
-    Returns:
-        text (R, L, …) and image tokens (R, V*N, …)
-    """
+    """Take text (R, L, …) and image tokens (R, V*N, …), N an image, of (R, P, …) apart again."""
     text, images, start = [], [], 0
     for image, place in enumerate(places):
         first = image * count + place

@@ -1,10 +1,9 @@
 """Errors of an expert's layers in another form, each layer by itself.
 
-A whole network in bfloat16 is 1 to 8% off, and a wrong index deep inside changes it by no more than
-that. A single layer is off by its rounding alone. So each layer runs three times on the same input:
-in float32, in the operators of `FusedExpert`, and in the other form; a right form is about as far
-from float32 as the operators are. What lies around the layers is float32 itself, and is compared
-with float64.
+A whole network in bfloat16 is 1 to 8% off, a single layer by its rounding alone. So each layer runs
+three times on the same input: in float32, in the operators of `FusedExpert`, and in the other form;
+a right form is about as far from float32 as the operators are. What lies around the layers is
+float32 itself, and is compared with float64.
 """
 
 from __future__ import annotations
@@ -27,13 +26,10 @@ from vla_runtime.families.blocks.layers import apply
 
 @dataclass(frozen=True)
 class LayerError:
-    """Distance of a result from the exact one, in units of the largest contribution.
+    """Distance of a layer's result from the exact one, in units of the largest contribution.
 
-    Attributes:
-        name: name of the layer, or of what lies around the layers.
-        mean: root of the mean square of the other form's error.
-        worst: largest error of the other form; NaN where a number is NaN.
-        operators_mean, operators_worst: the same of the operators.
+    `mean` is the root mean square and `worst` the largest error of the other form, NaN where a
+    number is; the other two are the operators'.
     """
 
     name: str
@@ -51,7 +47,6 @@ class LayerError:
         )
 
     def describe(self) -> str:
-        """Return the errors in words."""
         return (
             f'{self.name} is {self.mean:.1e} off on average and {self.worst:.1e} at most, its '
             f'operators {self.operators_mean:.1e} and {self.operators_worst:.1e}'
@@ -61,10 +56,7 @@ class LayerError:
 class ComparedExpert(FusedExpert):
     """`FusedExpert` that also runs each layer in another form and in float32.
 
-    Args:
-        form: class of the other form, as `FusedExpert`.
-        errors: takes the error of each layer of each call.
-        blocks, of_suffix, kernel, static_shapes: see `FusedExpert`.
+    `form` is the class of the other form; `errors` takes the error of each layer of each call.
     """
 
     def __init__(
@@ -80,7 +72,7 @@ class ComparedExpert(FusedExpert):
         self._form, self._errors = form, errors
 
     def load(self, mask: Tensor, own: Past | None, cross: Past | None = None) -> None:
-        """Keep the prefix for `__call__`; the arguments are those of `FusedExpert`."""
+        """Keep the prefix for `__call__`."""
         self._prefix = mask, own, cross
 
     def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:

@@ -19,11 +19,7 @@ def apply(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """A linear layer that computes in the dtype of its own weights.
-
-    The residual stream, norms and time path stay in float32; only the large matrix products run
-    in reduced precision. So the cast sits here and nowhere else.
-    """
+    """A linear layer that computes in the dtype of its own weights, to which it casts its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
@@ -37,8 +33,7 @@ def normalise_rms(x: Tensor, weight: Tensor | None = None, epsilon: float = 1e-6
 class QueryScale(nn.Module):
     """A layer whose weights scale an attention's queries, with the scale of the scores.
 
-    PyTorch's attention scales the scores itself. An exported graph multiplies `scale` into this
-    layer's weights instead, which saves a product over all scores.
+    An exported graph multiplies `scale` into this layer's weights, instead of into all scores.
     """
 
     scale: float
@@ -53,7 +48,6 @@ class QueryLinear(Linear, QueryScale):
 
 
 def query_scales(network: nn.Module) -> dict[str, float]:
-    """Scale of every `QueryScale`, by parameter name."""
     return {
         f'{prefix}.{name}': module.scale
         for prefix, module in network.named_modules()
@@ -65,8 +59,7 @@ def query_scales(network: nn.Module) -> dict[str, float]:
 def matrix_names(network: nn.Module) -> set[str]:
     """Names of the parameters that may run in reduced precision.
 
-    These are the attention, MLP and projector matrices and the text table. Patch and position
-    embeddings, norms with their modulation, action, state and time projections stay float32
+    These are the attention, MLP and projector matrices and the text table; all others stay float32
     (the split that openpi serves with; see its `to_bfloat16_for_selected_params`).
     """
     return {

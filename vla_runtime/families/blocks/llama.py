@@ -1,7 +1,7 @@
 """Llama decoder blocks (arXiv 2302.13971), whose attention may read another stack's tokens.
 
-The blocks come in two halves, `project` (norm, queries, keys, values) and `combine` (output
-projection, MLP), because one attention may run over the keys of two stacks.
+A block has two halves, `project` and `combine`, because one attention may run over the keys of two
+stacks.
 """
 
 from __future__ import annotations
@@ -41,10 +41,8 @@ class QueryNorm(RMSNorm, QueryScale):
 class LlamaBlock(nn.Module):
     """One decoder block; all tensors of the residual stream are (B, T, W) float32.
 
-    Args:
-        dims: sizes of the stack.
-        memory_width: input width of a cross-attending block's key and value projections.
-        bias: query, key and value projections have a bias, as Qwen2's (arXiv 2407.10671).
+    `memory_width` is the input width of a cross-attending block's keys and values; `bias` is in
+    queries, keys and values, as in Qwen2 (arXiv 2407.10671).
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class LlamaBlock(nn.Module):
         return self.attention.project(self.input_norm(x), rotary)
 
     def project_keys_values(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """Keys and values only: all that is needed of a prefix's last layer."""
         return self.attention.project_keys_values(self.input_norm(x), rotary)
 
     def project_queries(self, x: Tensor, rotary: Rotary) -> Tensor:
@@ -73,13 +70,7 @@ class LlamaBlock(nn.Module):
         return self.attention.project_queries(self.input_norm(x), rotary)
 
     def forward(self, x: Tensor, rotary: Rotary, seen: Tensor) -> Tensor:
-        """Run the block over its own tokens alone.
-
-        Args:
-            x: (B, T, W) float32.
-            rotary: positions of the tokens.
-            seen: (B, T or 1, T) bool, True where a token sees another.
-        """
+        """Run the block over its own tokens x; `seen` is (B, T or 1, T) bool."""
         q, k, v = self.project(x, rotary)
         return self.combine(x, attend(q, k, v, seen))
 
@@ -93,10 +84,8 @@ class Llama(nn.Module):
     """A stack of blocks with its final norm; a language model also has a text table.
 
     Args:
-        dims: sizes of the stack.
         vocabulary: rows of the text table, 0 for none.
-        cross: layers whose keys and values are computed from another stack's.
-        memory_width: input width of their key and value projections.
+        cross: layers whose keys and values are computed from another stack's, `memory_width` wide.
         bias: query, key and value projections have a bias.
     """
 
@@ -121,7 +110,6 @@ class Llama(nn.Module):
 
     @property
     def layers(self) -> list[LlamaBlock]:
-        """The blocks in order (`nn.ModuleList` loses their type)."""
         return [cast(LlamaBlock, block) for block in self.blocks]
 
     def embed(self, tokens: Tensor) -> Tensor:

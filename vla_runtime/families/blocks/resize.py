@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 def resize_bilinear(pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize (n, C, h, w) to (n, C, *size), bilinear with antialiasing, without keeping the aspect.
+    """Resize (n, C, h, w) to (n, C, *size), bilinear with antialiasing, not keeping the aspect.
 
-    Both axes are products with a matrix of weights, which are triangles as wide as a pixel of the
-    coarser grid (torchvision's `resize` on tensors).
+    Weights are triangles as wide as a pixel of the coarser grid (torchvision's `resize` on
+    tensors).
     """
     high, wide = pixels.shape[-2:]
     if size[0] != high:
@@ -54,10 +54,7 @@ class Framing(nn.Module):
 
 
 class FramedVision(nn.Module):
-    """Vision of a policy with an encoder for each camera: the pixels, which the prefix encodes.
-
-    The vision network does not know whose image it sees.
-    """
+    """Vision of a policy with an encoder for each camera: the pixels, which the prefix encodes."""
 
     def __init__(self, resize: tuple[int, int] | None, crop: tuple[int, int] | None) -> None:
         super().__init__()

@@ -30,11 +30,7 @@ _FIXED = {
 
 
 def read_scheduler(config: JsonMapping) -> NoiseScheduler:
-    """Read the scheduler of a config.json of LeRobot's.
-
-    Raises:
-        JsonError: one that this runtime does not reproduce.
-    """
+    """Read the scheduler of LeRobot's config.json (JsonError: not reproduced here)."""
 
     def word(key: str, known: tuple[str, ...], found: str) -> str:
         if found not in known:
@@ -81,11 +77,7 @@ def read_scheduler(config: JsonMapping) -> NoiseScheduler:
 
 
 def common_image(config: JsonMapping, sizes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """Return the size that all cameras' images have.
-
-    Raises:
-        JsonError: they differ.
-    """
+    """Return the size that all cameras' images have; JsonError where they differ."""
     if len(set(sizes)) != 1:
         raise config.error(
             'input_features', f'images of {sizes}; this policy takes images of one size'

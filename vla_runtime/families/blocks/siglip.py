@@ -26,10 +26,8 @@ class VisionAttention(MultiHeadAttention):
     ) -> Tensor:
         """(n, N, width) to (n, N, width).
 
-        Args:
-            x: (n, N, width).
-            rotary: positions that queries and keys are rotated by; None: none.
-            seen: (N, N) bool, patches that each patch sees; None: all.
+        `rotary` are positions that queries and keys are rotated by, if any; `seen` (N, N) bool are
+        the patches that each patch sees; None: all.
         """
         n, tokens, width = x.shape
         q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
@@ -68,10 +66,7 @@ class VisionBlock(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """Square patches to tokens: SigLIP's strided convolution, written as a matrix product.
-
-    On CUDA a float32 convolution runs in TF32 by default, a float32 matrix product does not.
-    """
+    """Square patches to tokens: SigLIP's convolution as a product, free of CUDA's default TF32."""
 
     def __init__(self, dims: VisionDims) -> None:
         super().__init__()
@@ -117,27 +112,14 @@ class Siglip(nn.Module):
 
 
 class VisionEncoder(Siglip):
-    """Pixels to image tokens of language width: PaliGemma's vision engine.
-
-    Args:
-        dims: sizes of the transformer.
-        out_width: width of the language model.
-    """
+    """Pixels to image tokens of language width: PaliGemma's vision engine."""
 
     def __init__(self, dims: VisionDims, out_width: int) -> None:
         super().__init__(dims)
         self.projector = Linear(dims.width, out_width)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Encode images.
-
-        Args:
-            pixels: (n, 3, S, S) float32 in [-1, 1].
-
-        Returns:
-            (n, N, out_width) float32 image tokens, unscaled (only text tokens carry
-            PaliGemma's sqrt(width)).
-        """
+        """Encode images (n, 3, S, S) in [-1, 1] to tokens (n, N, out_width) float32, unscaled."""
         return self.project(self.patches(pixels))
 
     def project(self, patches: Tensor) -> Tensor:
@@ -164,10 +146,7 @@ class GeluMlp(nn.Module):
 class GeluVisionBlock(nn.Module):
     """Pre-norm transformer block with the exact GELU.
 
-    Args:
-        dims: sizes of the tower.
-        scaled: each of its two branches has a learned scale a channel (LayerScale, arXiv
-            2103.17239).
+    With `scaled` each branch has a learned scale a channel (LayerScale, arXiv 2103.17239).
     """
 
     def __init__(self, dims: VisionDims, *, scaled: bool) -> None:

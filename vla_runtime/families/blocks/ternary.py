@@ -4,11 +4,9 @@
     y = (codes . weights) * (scale of the weights / scale of the token) + bias
 
 The product is one of whole numbers, exact in whatever order it is summed. Weights stay packed, two
-bits each; those of one layer are unpacked for its product. On a CPU that multiplies bytes (VNNI)
-and on CUDA it is `torch._int_mm`. Elsewhere float32 products of the same whole numbers take its
-place; their sums stay below 2^24, where float32 holds every whole number.
-
-Both halves are operators of their own, so that a trace of a network shows them as one node each.
+bits each, and are unpacked for a product. On a CPU that multiplies bytes (VNNI) and on CUDA it is
+`torch._int_mm`; elsewhere float32, whose sums stay below 2^24 and so are exact. Both halves are
+operators of their own, each one node of a trace.
 """
 
 from __future__ import annotations
@@ -38,13 +36,10 @@ _library.define(
 
 
 def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round every token to 8 bits.
+    """Round every token (..., K), any float dtype, to 8 bits.
 
-    Args:
-        x: (..., K), any float dtype.
-
-    Returns:
-        codes (..., K) int8 and scales (..., 1) float32: codes divided by the scale are x, rounded
+    Returns codes (..., K) int8 and scales (..., 1) float32: codes divided by the scale are x,
+    rounded.
     """
     codes, scale = torch.ops.vla_runtime.quantise_tokens(x)
     return codes, scale
@@ -163,10 +158,7 @@ def _multiply(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def multiply_padded(rows: Tensor, weights: Tensor) -> Tensor:
-    """Product (M, N) int32 of rows (M, K) and weights (N, K) in the shapes that CUDA takes.
-
-    It wants more than 16 rows, and K and N in multiples of 8; zeros fill up what is missing.
-    """
+    """Product (M, N) int32 of rows (M, K) and weights (N, K), padded with zeros as CUDA wants."""
     count, (outputs, inputs) = rows.shape[0], weights.shape
     more_rows = max(0, _CUDA_ROWS + 1 - count)
     more_in, more_out = -inputs % _CUDA_MULTIPLE, -outputs % _CUDA_MULTIPLE

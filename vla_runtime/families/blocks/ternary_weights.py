@@ -1,9 +1,9 @@
 """Ternary weights (BitNet b1.58, arXiv 2402.17764): rounded from master weights, four a byte.
 
-A matrix is -1, 0 and 1 times one scale, the mean of its absolute numbers. Two bits hold a weight,
-as a signed number of two bits: 0, 1 and 3 for -1. A row of K weights takes Q = ceil(K / 4) bytes:
-the first Q weights are the lowest bits of its bytes, the next Q the two bits above, and so on.
-So a row is unpacked in four shifts, and nothing is moved.
+A matrix is -1, 0 and 1 times one scale, the mean of its absolute numbers. Two bits hold a weight
+as a signed number: 0, 1 and 3 for -1. A row of K weights takes Q = ceil(K / 4) bytes: the first Q
+weights are the lowest bits of its bytes, the next Q the two bits above, and so on, so that a row is
+unpacked in four shifts.
 """
 
 from __future__ import annotations

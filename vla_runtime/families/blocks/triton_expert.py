@@ -1,7 +1,6 @@
 """The expert over one prefix in eight Triton kernels a layer: `FusedExpert` for CUDA.
 
-Needs Triton, which PyTorch's CUDA build brings. Whether it gives the numbers of the other modules
-on a device, and takes less time, is found out at load (`engines.torch.layer_trial`).
+Needs Triton. Whether it is right and faster is found out at load (`engines.torch.layer_trial`).
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from vla_runtime.families.blocks.triton_step import power_of_2, tiles
 # consumer GPU's multiprocessor shares.
 ROWS, INNER = 64, 64
 # Outputs of a program: pairs of a head, pairs of gate and up, outputs of the other products. Few
-# outputs make many programs, which read the weights side by side: at a chunk's 50 tokens these, not
-# the arithmetic, take the time.
+# outputs make many programs, which read the weights side by side; that, not arithmetic, takes the
+# time.
 HEAD_PAIRS, GATE_PAIRS, OUTPUTS = 16, 32, 32
 # Inputs that a program of the last multiplies; the parts are added up by the next norm.
 PART_INPUTS = 512
@@ -158,16 +157,7 @@ _NONE = _Norm(None, None, None, (0, 0))
 
 
 class TritonExpert(FusedExpert):
-    """`FusedExpert` in Triton kernels.
-
-    Args:
-        blocks: blocks of the expert; their products have no bias.
-        of_suffix: see `FusedExpert`.
-        kernel, static_shapes: not used: padding is never read, and no shape depends on numbers.
-
-    Raises:
-        ValueError: blocks that these kernels cannot compute.
-    """
+    """`FusedExpert` in Triton kernels (ValueError: blocks that these cannot compute)."""
 
     linear = staticmethod(triton_step.linear)
     advance = staticmethod(triton_step.advance)
@@ -218,7 +208,6 @@ class TritonExpert(FusedExpert):
         self._parts = torch.empty(most, count, block.width, device=like.device)
 
     def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
-        """See `FusedExpert`."""
         with triton_step.device_of(h):
             return self._run_layers(h, modulations)
 
@@ -241,13 +230,6 @@ class TritonExpert(FusedExpert):
         return self._x
 
     def _add_and_normalise(self, norm: _Norm, epsilon: float, parts: int, before: _Norm) -> None:
-        """Add the last product to the residual stream, and normalise it.
-
-        Args:
-            norm: norm, or `_NONE`.
-            parts: parts of the product; 0 adds nothing.
-            before: norm before the product, which has its gate.
-        """
         # What an option leaves out is not read.
         unread, given = self._x, (before.gate, norm.scale, norm.shift)
         kernels.norm_kernel[(self._count,)](
@@ -270,7 +252,6 @@ class TritonExpert(FusedExpert):
         )
 
     def _project(self, layer: int, weight: Tensor) -> None:
-        """Write queries, keys and values of a layer."""
         block = self._blocks[layer]
         layers, place = self._attentions[layer], self._places[layer]
         half = block.head_dim // 2
@@ -326,7 +307,6 @@ class TritonExpert(FusedExpert):
         return parts
 
     def _tile(self, columns: int) -> dict[str, Any]:
-        """Options of a product of so many outputs a program."""
         return {
             'ROWS': self._rows,
             'COLUMNS': columns,
@@ -337,7 +317,6 @@ class TritonExpert(FusedExpert):
 
 
 def _half(side: int) -> int:
-    """Half of a tile's side, which stays 16 at least."""
     return max(16, side // 2)
 
 

@@ -2,14 +2,13 @@
 
 A layer is eight kernels: norm; projection and rotary positions; attention to a part of the keys;
 the sum over these parts; output projection; residual, gate and norm; gate and up; down. The next
-layer's norm adds what `down` gives. All numbers between a load and a store are float32, and so are
-all sums.
+layer's norm adds what `down` gives. All numbers between a load and a store are float32.
 
 Rows of matrices are tokens. A product whose outputs are few is cut into parts of its inputs, which
 the next norm adds up in order, so that equal inputs give equal bits.
 
-Imports Triton: only code that has found it imports this module. Triton reads annotations as code,
-so arguments have none; constants of a compilation are written in capitals.
+Only code that has found Triton imports this module. Triton reads annotations as code, so arguments
+have none; constants of a compilation are written in capitals.
 """
 
 # mypy: allow-untyped-defs

@@ -27,7 +27,7 @@ def device_of(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """Compute a float32 layer, (..., inputs) to (..., outputs); others in PyTorch's operators."""
+    """Compute a float32 layer, (..., inputs) to (..., outputs); large ones by PyTorch."""
     weight, bias = layer.weight, layer.bias
     exact = weight.dtype == torch.float32 and bias is not None
     if not exact or weight.numel() > _LARGE or not weight.is_contiguous():
@@ -53,7 +53,6 @@ def advance(
     plan: Tensor,
     plan_weight: Tensor,
 ) -> Tensor:
-    """Move x one step along the flow; arguments and result as of `flow_update.advance`."""
     x, velocity = x.contiguous(), velocity.contiguous()
     result = torch.empty_like(x)
     with device_of(x):

@@ -29,7 +29,6 @@ class UNetDims:
         channels: channels of each level.
         kernel_size: actions that a convolution sees, odd.
         groups: groups of the norms; the last block has 8 whatever this is.
-        time_width: numbers of the time features.
         scaled: the modulation scales and shifts; else it shifts alone.
     """
 
@@ -93,9 +92,7 @@ class DiffusionDims(HistoryDims):
     """All that fixes a diffusion policy.
 
     Attributes:
-        keypoints: keypoints of an image.
         separate_encoders: every camera has a residual network of its own.
-        scheduler: scheduler of training.
         state_dim: measured state of a step, that of the environment included.
         environment_dim: numbers at the end of the state that are of the environment.
     """

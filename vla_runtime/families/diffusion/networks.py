@@ -25,8 +25,7 @@ from vla_runtime.families.diffusion_network import DiffusionNetwork
 class Keypoints(nn.Module):
     """Spatial softmax (arXiv 1504.00702): the mean place of each keypoint on a feature map.
 
-    Attributes:
-        grid: (places, 2) across and down of each place, from -1 to 1.
+    `grid` is (places, 2): across and down of each place, from -1 to 1.
     """
 
     def __init__(self, channels: int, keypoints: int, size: tuple[int, int]) -> None:
@@ -76,11 +75,9 @@ class EncodedVision(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------
-# The U-Net of Diffusion Policy (arXiv 2303.04137) over the actions of a chunk.
-#
-# Its modulation is a linear layer of Mish(time features, observation). Mish goes number by number,
-# so the layer is a sum: the time's share is a row of the time table, the observation's is computed
-# in the prefix, and a step adds the two.
+# The U-Net of Diffusion Policy (arXiv 2303.04137) over the actions of a chunk. Its modulation is
+# linear in Mish(time features, observation), so it is a sum: the time's contribution is a row of
+# the time table, the observation's is computed in the prefix, and a step adds the two.
 
 # Convolutions between levels: three actions down to every second one, and four up.
 _DOWN, _UP = 3, 4
@@ -92,11 +89,7 @@ class Conv(nn.Conv1d):
     _product: Product | None = None
 
     def fold(self, dtype: torch.dtype) -> None:
-        """Compute in a dtype from now on; the weights must not change any more.
-
-        On a CPU it becomes one matrix product. PyTorch's convolution lays its weights out anew
-        every time, which takes most of its time for as few places as a chunk has.
-        """
+        """Compute in a dtype from now on, on a CPU as one product; the weights must not change."""
         self.to(dtype)
         if self.weight.device.type == 'cpu':
             self._product, matrix = _packed(self.weight.flatten(1), self.bias)
@@ -120,7 +113,6 @@ class Grow(nn.ConvTranspose1d):
         super().__init__(channels, channels, _UP, stride=2, padding=1)
 
     def fold(self, dtype: torch.dtype) -> None:
-        """As `Conv.fold`."""
         self.to(dtype)
         if self.weight.device.type == 'cpu':
             # Rows of the matrix: the weights of the four taps, one tap after the other.
@@ -188,13 +180,7 @@ class ResidualBlock(nn.Module):
 
 
 class UNet(nn.Module):
-    """Noisy actions to the network's prediction.
-
-    Args:
-        dims: sizes.
-        actions: A, numbers of an action.
-        observation: numbers of the whole observation.
-    """
+    """Noisy actions (`actions` numbers each) and an observation's numbers to the prediction."""
 
     def __init__(self, dims: UNetDims, actions: int, observation: int) -> None:
         super().__init__()
@@ -227,7 +213,6 @@ class UNet(nn.Module):
 
     @property
     def blocks(self) -> list[ResidualBlock]:
-        """Modulated blocks in the order in which they run."""
         found = (self.get_submodule(name) for name in self.dims.block_names)
         return [block for block in found if isinstance(block, ResidualBlock)]
 
@@ -236,13 +221,13 @@ class UNet(nn.Module):
         return self.time2(F.mish(self.time1(time_code(times, self.dims.time_width))))
 
     def time_modulation(self, times: Tensor) -> Tensor:
-        """The time's share of all modulations, (N, M), of training steps (N,)."""
+        """The time's contribution to all modulations, (N, M), of training steps (N,)."""
         seen, width = F.mish(self.time_features(times)), self.dims.time_width
         parts = [_product(seen, b.modulation.weight[:, :width]) for b in self.blocks]
         return torch.cat(parts, dim=1)
 
     def observed_modulation(self, observation: Tensor) -> Tensor:
-        """The observation's share (R, observation) of all modulations, (R, M)."""
+        """The observation's contribution (R, observation) to all modulations, (R, M)."""
         seen, width = F.mish(observation), self.dims.time_width
         parts = [
             _product(seen, b.modulation.weight[:, width:]) + b.modulation.bias for b in self.blocks
@@ -267,12 +252,10 @@ class UNet(nn.Module):
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """Product in the dtype of the weights, float32."""
     return F.linear(x.to(weight.dtype), weight).float()
 
 
 def _run(blocks: nn.Module, x: Tensor, shares: list[Tensor]) -> Tensor:
-    """Run blocks, each with the next of the shares, which it takes away."""
     for block in blocks:  # type: ignore[attr-defined]
         x = block(x, shares.pop(0))
     return x
@@ -301,11 +284,7 @@ class Diffusion(DiffusionNetwork):
         self.unet = UNet(dims.unet, dims.action_dim, dims.observation_steps * dims.step_width)
 
     def fold_constants(self) -> None:
-        """Put frozen norms into the convolutions, which run in bfloat16 if the matrices do.
-
-        Those of the U-Net too. Not in float16: a CPU without its arithmetic is slower in it than in
-        float32.
-        """
+        """Put frozen norms into the convolutions, which run in bfloat16 if the matrices do."""
         matrices = self.unet.blocks[0].modulation.weight.dtype
         precision = torch.bfloat16 if matrices == torch.bfloat16 else torch.float32
         for module in self.modules():
@@ -315,8 +294,7 @@ class Diffusion(DiffusionNetwork):
     def image_features(self, image_tokens: Tensor, image_mask: Tensor) -> Tensor:
         """Features (T, C, 2 * keypoints) of the images, oldest step first; zeros for hidden ones.
 
-        Args:
-            image_tokens: (V, N, W); image_mask: (V,) bool.
+        `image_tokens` is (V, N, W), `image_mask` (V,) bool.
         """
         dims = self.dims
         steps, cameras = dims.observation_steps, dims.own_cameras
@@ -334,11 +312,9 @@ class Diffusion(DiffusionNetwork):
         return torch.stack([features[steps - 1 - step] for step in range(steps)])
 
     def observation(self, features: Tensor, state: Tensor) -> Tensor:
-        """Put (R, T * step_width) together: state, images and environment, step by step.
+        """Put (R, T * step_width) together: state, images and environment, oldest step first.
 
-        Args:
-            features: (R or 1, T, C, 2 * keypoints), oldest step first.
-            state: (R, T, S) float32, oldest step first.
+        `features` is (R or 1, T, C, 2 * keypoints), `state` (R, T, S) float32.
         """
         joints = self.dims.state_dim - self.dims.environment_dim
         features = features.flatten(2).expand(state.shape[0], -1, -1)
@@ -350,13 +326,13 @@ class Diffusion(DiffusionNetwork):
     def prefix(
         self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
     ) -> Mapping[str, Tensor]:
-        """Return `modulation` (R, M): the observation's share of what modulates the U-Net."""
+        """Return `modulation` (R, M): the observation's contribution to the U-Net's."""
         features = self.image_features(image_tokens, image_mask)
         observation = self.observation(features[None], rows['state'])
         return {'modulation': self.unet.observed_modulation(observation)}
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """Rows (N, M) of training steps (N,): the time's share."""
+        """Rows (N, M) of training steps (N,): the time's contribution."""
         return self.unet.time_modulation(times)
 
     def velocity(

@@ -35,12 +35,7 @@ from vla_runtime.processing.prompts import PromptLayout
 class HeadDims:
     """The head: action tokens of the language model's width that attend to the context.
 
-    Attributes:
-        depth: cross-attention blocks.
-        num_heads: attention heads of a block.
-        mlp_dim: hidden width of a block's MLP.
-        state_hidden: hidden width of the state's encoder.
-        velocity_hidden: hidden width of the layer pair that emits the whole chunk's velocity.
+    `velocity_hidden` is of the layer pair that emits the whole chunk's velocity.
     """
 
     depth: int
@@ -69,11 +64,7 @@ class Evo1Dims(ShuffledImages):
         pixel_shuffle: edge of the square of patches that becomes one image token.
         image_places: text tokens before each camera's image.
         prompt_length: tokens of the text, padded, those around the images among them.
-        action_dim: padded action dimensions.
         real_actions: action dimensions that are not padding; they come first.
-        state_dim: padded state dimensions.
-        rope_base: base of the language model's rotary positions.
-        rms_epsilon: epsilon of the language model's norms.
         input_major: the projections of state, actions and velocity are stored (inputs, outputs), as
             checkpoints for several embodiments have them; else (outputs, inputs).
     """
@@ -154,11 +145,8 @@ EVO1 = Evo1Dims(
 
 # --------------------------------------------------------------------------------------------------
 # Rows of Evo-1's time table: the flow time as a whole number from 0 to 999.
-#
-# Evo-1's flow runs from 0 (noise) to 1 (actions). Step i of N takes row int(999 * (i / N)),
-# computed in float64. The runtime's flow time is t = 1 - i / N, rounded to float32. That rounding
-# moves some products across a whole number, so i / N is recovered first, for every N that a
-# schedule may have.
+# Step i of N takes row int(999 * (i / N)), in float64. The runtime's t = 1 - i / N is rounded to
+# float32, which moves some products across a whole number, so i / N is recovered first.
 
 ROWS = 1000
 # Rounding a time to float32 moves it by 3e-8 at most; the fractions are 1e-4 apart.
@@ -167,14 +155,7 @@ TABLE = 'time_rows'
 
 
 def time_rows(times: np.ndarray) -> np.ndarray:
-    """Return the row of the table for each flow time.
-
-    Args:
-        times: (N,) float, 1 (noise) to 0 (actions).
-
-    Returns:
-        (N,) int64, 0 to 999
-    """
+    """Return the row, int64, of each flow time (N,), 1 (noise) to 0 (actions)."""
     passed = 1.0 - np.asarray(times, np.float32).astype(np.float64)
     steps = np.arange(1.0, MOST_FLOW_STEPS + 1.0)
     fractions = np.round(passed[:, None] * steps) / steps
@@ -185,12 +166,7 @@ def time_rows(times: np.ndarray) -> np.ndarray:
 
 
 class TimeRows:
-    """The table's rows, from the bundle's weights.
-
-    Args:
-        dims: dimensions of the policy.
-        weights: the bundle's weights.
-    """
+    """The table's rows, from the bundle's weights."""
 
     def __init__(self, dims: Evo1Dims, weights: SafetensorsReader) -> None:
         self.width = dims.language.width

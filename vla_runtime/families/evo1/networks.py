@@ -1,9 +1,8 @@
 """Evo-1 (arXiv 2511.04555): InternVL3, and a head that cross-attends to its last features.
 
 Action tokens never attend to each other; they mix where one layer reads all of them at the end.
-The head's keys and values come from features and state alone. They are constant over the denoise
-steps, so `prefix` computes them. Evo-1's flow runs from 0 to 1; `time_conditioning` and `velocity`
-turn time and velocity round.
+Keys and values of the head are constant over the denoise steps, so `prefix` computes them. Evo-1's
+flow runs from 0 to 1; `time_conditioning` and `velocity` turn time and velocity round.
 """
 
 from __future__ import annotations
@@ -42,15 +41,9 @@ class Projector(nn.Module):
 
 
 def shuffle_pixels(patches: Tensor, side: int, edge: int) -> Tensor:
-    """Join each square of patches into one vector, row by row.
+    """Join each square of edge * edge patches into one vector, squares row by row.
 
-    Args:
-        patches: (n, side * side, width), row by row.
-        side: patches of an image's edge.
-        edge: patches of a square's edge.
-
-    Returns:
-        (n, (side / edge)^2, edge * edge * width), squares row by row
+    (n, side * side, width), patches row by row, to (n, (side / edge)^2, edge * edge * width).
     """
     n, _, width = patches.shape
     few = side // edge
@@ -84,14 +77,7 @@ class InternVision(nn.Module):
         return x
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Encode images.
-
-        Args:
-            pixels: (n, 3, S, S) float32, normalised with ImageNet's mean and std.
-
-        Returns:
-            (n, N, language width) float32
-        """
+        """Encode images (n, 3, S, S), ImageNet's mean and std, to (n, N, language width)."""
         patches = self.features(pixels)[:, 1:]
         return self.projector(shuffle_pixels(patches, self.side, self.edge)).float()
 
@@ -100,11 +86,7 @@ class InternVision(nn.Module):
 
 
 class Projection(nn.Module):
-    """A linear layer in float32, its weight (outputs, inputs) or, `input_major`, (inputs, outputs).
-
-    Checkpoints for several embodiments store one matrix (inputs, outputs) for each. An export
-    copies bytes, so the layout stays.
-    """
+    """A linear layer in float32; its weight is (outputs, inputs) or, `input_major`, reversed."""
 
     def __init__(self, inputs: int, outputs: int, input_major: bool) -> None:
         super().__init__()
@@ -166,10 +148,9 @@ class HeadBlock(nn.Module):
         self.mlp = GeluMlp(width, dims.head.mlp_dim, width)
 
     def forward(self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor, time: Tensor) -> Tensor:
-        """Move action tokens (B, H, W) on.
+        """Move action tokens (B, H, W) float32 on.
 
         Args:
-            x: float32.
             key, value: (B, heads, P, D).
             mask: (B, 1, P) bool, True where the context is seen.
             time: (B or 1, H or 1, W) rows of the time table; added behind the second norm.
@@ -212,7 +193,6 @@ class Evo1(FlowNetwork):
 
     @property
     def layers(self) -> list[HeadBlock]:
-        """The head's blocks in order."""
         return [cast(HeadBlock, block) for block in self.blocks]
 
     def time_conditioning(self, times: Tensor) -> Tensor:
@@ -222,25 +202,17 @@ class Evo1(FlowNetwork):
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Put images into the text, each at its place.
+        """Put images (R, V, N, W) into the text (R, L), each at its place, unseen if hidden.
 
-        A hidden camera keeps its places; nothing sees them.
-
-        Args:
-            image_tokens: (R, V, N, W); image_mask: (R, V) bool.
-            tokens: (R, L) int64; token_mask: (R, L) bool.
-
-        Returns:
-            embeddings (R, T, W) float32 and mask (R, T) bool
+        Returns embeddings (R, T, W) float32 and mask (R, T) bool.
         """
         text = self.language.embed(tokens)
         return images_in_text(text, token_mask, image_tokens, image_mask, self.dims.image_places)
 
     def encode_prefix(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        """Features (R, T, W) float32 of the language model, behind its final norm.
+        """Features (R, T, W) float32 of the language model, behind its final norm; causal.
 
-        Attention is causal and blind to hidden places. Positions count every place, hidden ones
-        too. Features of hidden places are meaningless and must stay masked.
+        Positions count every place, hidden ones too, whose features are meaningless.
         """
         length = embeddings.shape[1]
         places = torch.arange(length, device=embeddings.device)
@@ -280,7 +252,7 @@ class Evo1(FlowNetwork):
     def velocity(
         self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
     ) -> Tensor:
-        """As `FlowNetwork.velocity`; it takes no `rows`. Zero in padded action dimensions."""
+        """As `FlowNetwork.velocity`; zero in padded action dimensions."""
         dims = self.dims
         mask = past['prefix_mask']
         shared = max(1, x.shape[0] // mask.shape[0])

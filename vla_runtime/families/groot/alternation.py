@@ -19,7 +19,7 @@ TEXT, IMAGES = 'text', 'images'
 
 
 class AlternatingHead(GrootHead):
-    """Prefix and memories of such a DiT; a subclass adds vision and language model.
+    """Prefix and context of such a DiT; a subclass adds vision and language model.
 
     Shapes as the head's; V images, N tokens an image, L text tokens, P = V*N + L.
     """
@@ -70,7 +70,6 @@ class AlternatingHead(GrootHead):
         return past
 
     def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
-        """As `GrootHead.memories`: a block reads either the text or the images."""
         return {
             block: (
                 past[f'{part}_key'][index],

@@ -23,13 +23,7 @@ USUAL_PROMPT_LENGTH = 128
 
 @dataclass(frozen=True)
 class StackDims:
-    """A stack of attention blocks with plain MLPs, without grouped keys.
-
-    Attributes:
-        depth: blocks.
-        num_heads, head_dim: heads of the attention of each block, and the numbers of each.
-        mlp_dim: hidden numbers of the MLP of each block.
-    """
+    """A stack of attention blocks with plain MLPs, without grouped keys."""
 
     depth: int
     num_heads: int
@@ -38,7 +32,6 @@ class StackDims:
 
     @property
     def heads_width(self) -> int:
-        """Numbers of all heads together."""
         return self.num_heads * self.head_dim
 
 
@@ -57,8 +50,6 @@ class HeadDims:
             order of the cameras.
         prompt_length: text tokens of the padded prompt, without image tokens.
         action_dim, state_dim: padded; the state's of all its time steps together.
-        rope_base: base of the language model's rotary positions.
-        rms_epsilon: epsilon of its norms.
     """
 
     language: DecoderDims
@@ -105,7 +96,6 @@ class HeadDims:
         return tuple(range(0, self.dit.depth, 2))
 
     def check_head(self) -> None:
-        """Raise ValueError if the head's sizes do not fit each other."""
         if self.dit.depth < 1:
             raise ValueError('dit: depth 0 where at least one block is expected')
         if self.dit_width % 2:
@@ -157,7 +147,6 @@ class AlternatingDims(HeadDims):
 
     @property
     def image_sizes(self) -> tuple[tuple[int, int], ...]:
-        """Height and width of each camera's image."""
         return (self.image,) * self.cameras
 
     @property
@@ -180,12 +169,10 @@ class AlternatingDims(HeadDims):
 
     @property
     def text_blocks(self) -> tuple[int, ...]:
-        """DiT blocks that attend to the text."""
         return self.cross_blocks[:: self.text_every]
 
     @property
     def image_blocks(self) -> tuple[int, ...]:
-        """DiT blocks that attend to the images."""
         return tuple(block for block in self.cross_blocks if block not in self.text_blocks)
 
     def check_alternation(self) -> None:
@@ -212,7 +199,6 @@ class GrootDims(ShuffledImages, HeadDims):
     """All that fixes the shapes of a GR00T N1.5 policy for one embodiment.
 
     Attributes:
-        vision: SigLIP tower.
         pixel_shuffle: edge of the square of patches that becomes one image token; 1: each patch.
         connector_layers: linear layers from patches to the language model: 1, or 2 with a norm.
         context: self-attention over the language model's features; its blocks are as wide as those.

@@ -11,34 +11,19 @@ from vla_runtime.families.groot.qwen3 import Qwen3, causal_attention
 
 
 class EagleFeatures(GrootHead):
-    """Text, images and features of N1.5 and N1.6.
-
-    Shapes as the head's; V cameras, N tokens an image, L text tokens, P = V*N + L.
-    """
+    """Text, images and features of N1.5 and N1.6; shapes as in `AlternatingHead`."""
 
     language: Qwen3
 
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Put images into the text, each at its place.
-
-        Args:
-            image_tokens: (R, V, N, M); image_mask: (R, V) bool.
-            tokens: (R, L) int; token_mask: (R, L) bool.
-
-        Returns:
-            embeddings (R, P, M) float32 and mask (R, P) bool
-        """
+        """Put images (R, V, N, M) into the text (R, L): (R, P, M) float32 and mask (R, P) bool."""
         text = self.language.embed(tokens)
         return images_in_text(text, token_mask, image_tokens, image_mask, self.dims.image_places)
 
     def features(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        """Language model's features (R, P, M) after its final norm; causal attention.
-
-        Positions count what is there: a hidden camera is as if it were not in the prompt. Features
-        of hidden tokens are meaningless and must stay masked.
-        """
+        """Features (R, P, M) behind the final norm; a hidden camera is as if not in the prompt."""
         positions = mask.long().cumsum(dim=1) - 1
         rotation = rotary(positions, self.dims.language.head_dim, self.dims.rope_base)
         return self.language(embeddings, rotation, causal_attention(mask))

@@ -1,12 +1,8 @@
 """GR00T's action head (arXiv 2503.14734): self-attention over the features, and a DiT.
 
-All versions share it. Keys and values that the DiT's cross-attention blocks compute from the
-features are constant over the denoise steps, so `prefix` computes them. The features never see
-state or actions, so the split is exact.
-
-The training code masks no padding in the self-attention over the features, so a batch of prompts of
-different lengths differs there from each prompt alone. Padding is masked here: every prompt is as
-if alone.
+Keys and values of the DiT's cross-attention are constant over the denoise steps, so `prefix`
+computes them. The training code masks no padding in the self-attention over the features; here it
+is masked, so that every prompt is as if alone.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ class ActionEncoder(nn.Module):
         self.out = SlicedLinear(width, width)
 
     def time_share(self, code: Tensor) -> Tensor:
-        """Return the time's share of `mix`, bias included; (N, W) codes to (N, W)."""
+        """Return the time's contribution to `mix`, bias included; (N, W) codes to (N, W)."""
         return F.linear(code, self.mix.weight[code.shape[1] :].t(), self.mix.bias)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
@@ -97,10 +93,7 @@ class GrootHead(FlowNetwork):
         self.action_decoder = SlicedMlp(dims.head_width, dims.head_width, dims.action_dim)
 
     def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
-        """Context that each cross-attention block reads, from the outputs of `prefix`.
-
-        Keys and values are (R, heads, K, D), the mask (R, K) bool.
-        """
+        """Keys, values (R, heads, K, D) and mask (R, K) that each cross-attention block reads."""
         raise NotImplementedError
 
     def encode_context(self, features: Tensor, mask: Tensor) -> Tensor:
@@ -117,11 +110,7 @@ class GrootHead(FlowNetwork):
     def time_conditioning(self, times: Tensor) -> Tensor:
         """Return the action encoder's share of the time, then the modulation of every DiT norm.
 
-        Args:
-            times: (N,) flow times from 1 (noise) to 0 (actions).
-
-        Returns:
-            (N, W + 2 W * (blocks + 1)) float32
+        Times (N,) run from 1 (noise) to 0 (actions); (N, W + 2 W * (blocks + 1)) float32.
         """
         buckets = bucket(times)
         share = self.action_encoder.time_share(action_code(buckets, self.dims.dit_width))
@@ -158,8 +147,8 @@ class GrootHead(FlowNetwork):
                 future tokens then have that of the last one.
 
         Returns:
-            tokens (B, T, W), and the modulation (B or 1, 1 or T, 2 W) of every block's norm and of
-            the last one
+            Tokens (B, T, W), and the modulation (B or 1, 1 or T, 2 W) of every block's norm and of
+            the last one.
         """
         batch, width, horizon = state.shape[0], self.dims.dit_width, self.dims.horizon
         time = conditioning if conditioning.dim() == 3 else conditioning[:, None]
@@ -193,7 +182,6 @@ class GrootHead(FlowNetwork):
 
     @property
     def blocks(self) -> list[DitBlock]:
-        """The DiT's blocks in order (`nn.ModuleList` loses their type)."""
         return [cast(DitBlock, block) for block in self.dit]
 
 

@@ -14,7 +14,6 @@ class Siglip2Dims:
     """Eagle's SigLIP 2 tower (arXiv 2502.14786) for images of any grid of patches.
 
     Attributes:
-        width, depth, num_heads, mlp_dim: sizes of the transformer.
         patch_size: edge of a patch in pixels.
         merge: edge of the square of patches that becomes one image token.
         positions: edge of the square table of patch positions.
@@ -64,12 +63,7 @@ class Siglip2Dims:
 
 @dataclass(frozen=True, kw_only=True)
 class GrootN16Dims(AlternatingDims):
-    """All that fixes the shapes of a GR00T N1.6 policy for one embodiment.
-
-    Attributes:
-        vision: SigLIP 2 tower.
-        state_steps: time steps of the state, a token each.
-    """
+    """All that fixes the shapes of a GR00T N1.6 policy; each of its state steps is a token."""
 
     vision: Siglip2Dims
     state_steps: int = 1

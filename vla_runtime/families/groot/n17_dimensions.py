@@ -17,7 +17,6 @@ class QwenVisionDims:
     """Qwen3-VL's vision transformer (arXiv 2511.21631).
 
     Attributes:
-        width, depth, num_heads, mlp_dim: sizes of the transformer.
         patch_size: edge of a patch in pixels.
         merge: edge of the square of patches that becomes one image token.
         positions: edge of the square table of patch positions.
@@ -55,7 +54,6 @@ class GrootN17Dims(AlternatingDims):
     """All that fixes the shapes of a GR00T N1.7 policy for one embodiment.
 
     Attributes:
-        vision: Qwen3-VL's tower.
         rope_sections: pairs of a head's numbers that turn by time, by row and by column.
         context: self-attention over the language model's features, whose blocks are as wide as
             those; None: there is none.

@@ -30,10 +30,7 @@ from vla_runtime.families.groot.vision import EagleVision
 
 
 class GrootN15(EagleFeatures):
-    """Vision encoder, language model and head.
-
-    Shapes as the head's; V cameras, N tokens an image, L text tokens, P = V*N + L.
-    """
+    """Vision encoder, language model and head; see `EagleFeatures` for the shapes."""
 
     dims: GrootDims
     vision: EagleVision
@@ -64,7 +61,6 @@ class GrootN15(EagleFeatures):
         }
 
     def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
-        """As `GrootHead.memories`: every cross-attention block reads the whole prefix."""
         return {
             block: (past['cross_key'][index], past['cross_value'][index], past['prefix_mask'])
             for index, block in enumerate(self.dims.cross_blocks)
@@ -76,10 +72,7 @@ class GrootN15(EagleFeatures):
 
 
 class GrootN17(AlternatingHead):
-    """Vision encoder, language model and head.
-
-    Shapes as the head's; V images, N tokens an image, L text tokens, P = V*N + L.
-    """
+    """Vision encoder, language model and head; shapes as in `AlternatingHead`."""
 
     dims: GrootN17Dims
     vision: QwenVision
@@ -93,14 +86,9 @@ class GrootN17(AlternatingHead):
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Put images into the text, each at its place, and text of zeros around what is added.
+        """Put images (R, V, N, (1 + D) * M) into the text (R, L), with zeros around what is added.
 
-        Args:
-            image_tokens: (R, V, N, (1 + D) * M); image_mask: (R, V) bool.
-            tokens: (R, L) int; token_mask: (R, L) bool.
-
-        Returns:
-            embeddings (R, P, (1 + D) * M) float32 and mask (R, P) bool
+        Returns embeddings (R, P, (1 + D) * M) float32 and mask (R, P) bool.
         """
         text = self.language.embed(tokens)
         nothing = image_tokens.shape[-1] - text.shape[-1]
@@ -110,15 +98,9 @@ class GrootN17(AlternatingHead):
         return images_in_text(text, token_mask, image_tokens, image_mask, self.dims.image_places)
 
     def starts(self, mask: Tensor) -> Tensor:
-        """Return each text token's position; for an image token, that of its image's first token.
+        """Return each text token's position, (R, P) int64, or that of its image's first token.
 
-        The next token continues behind an image's longer side. A hidden image takes no positions.
-
-        Args:
-            mask: (R, P) bool.
-
-        Returns:
-            (R, P) int64
+        The next token continues behind an image's longer side; a hidden image takes no positions.
         """
         places, count = self.dims.image_places, self.dims.image_tokens
         longer = max(self.dims.grid)
@@ -132,10 +114,7 @@ class GrootN17(AlternatingHead):
         return interleaved(text, first.expand(-1, -1, count), places)
 
     def offsets(self, device: torch.device) -> Tensor:
-        """Offsets of time, row and column of every token from its start: an image's grid.
-
-        (P, 3) int64
-        """
+        """Offsets (P, 3) int64 of time, row and column of each token from its start."""
         dims = self.dims
         _, columns = dims.grid
         place = torch.arange(dims.image_tokens, device=device)
@@ -145,11 +124,7 @@ class GrootN17(AlternatingHead):
         return interleaved(text, images, dims.image_places)[0]
 
     def axes(self, device: torch.device) -> Tensor:
-        """Time (0), row (1) or column (2) by which each pair of a head's numbers turns.
-
-        They take turns as long as rows and columns have pairs left. Computed, not listed: an
-        export knows no numbers of a list.
-        """
+        """Time (0), row (1) or column (2) by which each pair of a head's numbers turns, in turn."""
         _, rows, columns = self.dims.rope_sections
         pair = torch.arange(self.dims.language.head_dim // 2, device=device)
         is_row = torch.logical_and(pair % 3 == 1, pair < 3 * rows)
@@ -157,7 +132,6 @@ class GrootN17(AlternatingHead):
         return is_row.long() + 2 * is_column.long()
 
     def rotary_positions(self, starts: Tensor) -> Rotary:
-        """Rotary positions of time, row and column, from `starts`."""
         dims = self.dims
         offsets = self.offsets(starts.device)[:, self.axes(starts.device)]
         places = starts[:, None, :, None] + offsets
@@ -165,10 +139,7 @@ class GrootN17(AlternatingHead):
         return rotary_of_angles(places.float() * frequencies)
 
     def features(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        """Language model's features (R, P, M) before its final norm; causal attention.
-
-        Features of hidden tokens are meaningless and must stay masked.
-        """
+        """Language model's features (R, P, M) before its final norm; causal attention."""
         x, *added = embeddings.chunk(1 + len(self.dims.vision.deepstack), dim=-1)
         rotation = self.rotary_positions(self.starts(mask))
         return self.language(x, rotation, causal_attention(mask), added)

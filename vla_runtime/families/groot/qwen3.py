@@ -16,11 +16,7 @@ from vla_runtime.families.blocks.llama import QueryNorm, RMSNorm
 
 
 class Qwen3Attention(SplitHeads):
-    """Grouped-query attention whose query and key heads are normalised before they are rotated.
-
-    The query norm undoes any factor of the query projection, so the scale of the scores is in the
-    norm's weights.
-    """
+    """Grouped-query attention with norms on query and key heads, which carry the scores' scale."""
 
     def __init__(self, dims: DecoderDims, epsilon: float) -> None:
         super().__init__()
@@ -57,13 +53,7 @@ class Qwen3Block(nn.Module):
 
 
 class Qwen3(nn.Module):
-    """Text table and blocks, with or without a final norm.
-
-    Args:
-        dims: sizes of the stack.
-        vocabulary: rows of the text table.
-        final_norm: the features are those after the model's last norm.
-    """
+    """Text table and blocks, with a final norm or without."""
 
     def __init__(
         self, dims: DecoderDims, epsilon: float, vocabulary: int, *, final_norm: bool = True
@@ -75,7 +65,6 @@ class Qwen3(nn.Module):
 
     @property
     def layers(self) -> list[Qwen3Block]:
-        """The blocks in order (`nn.ModuleList` loses their type)."""
         return [cast(Qwen3Block, block) for block in self.blocks]
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -85,14 +74,9 @@ class Qwen3(nn.Module):
     def forward(
         self, x: Tensor, rotary: Rotary, seen: Tensor, between: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Embeddings (B, T, W) to features.
+        """Embeddings (B, T, W) to features, where `seen` (B, T, T) bool.
 
-        Args:
-            x: (B, T, W).
-            rotary: positions.
-            seen: (B, T, T) bool, keys that each token sees.
-            between: added behind the first blocks, one each, (B, T, W); behind the last block of
-                all nothing is added.
+        `between` is added behind the first blocks, one each, (B, T, W), but not behind the last.
         """
         last = len(self.layers) - 1
         for index, block in enumerate(self.layers):
@@ -103,12 +87,9 @@ class Qwen3(nn.Module):
 
 
 def causal_attention(mask: Tensor) -> Tensor:
-    """Keys that each token sees, (B, T, T) bool, of a causal attention over what is there.
+    """Keys that each token sees, (B, T, T) bool, causally, of those in the mask (B, T) bool.
 
     A hidden token sees itself, so that no token sees nothing.
-
-    Args:
-        mask: (B, T) bool, True for what is there.
     """
     length = mask.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()

@@ -33,13 +33,7 @@ class FramePatches(nn.Module):
 
 
 class Merger(nn.Module):
-    """Squares of patches to tokens of language width: norm, linear layer, exact GELU, linear layer.
-
-    Args:
-        dims: dimensions of the tower.
-        outputs: width of the language model.
-        joined_norm: the norm runs over a whole square; otherwise over each patch.
-    """
+    """Squares of patches to tokens of language width; `joined_norm` is over a whole square."""
 
     def __init__(self, dims: QwenVisionDims, outputs: int, joined_norm: bool) -> None:
         super().__init__()
@@ -74,10 +68,7 @@ class QwenVision(nn.Module):
         )
 
     def squares(self, x: Tensor, rows: int, columns: int) -> Tensor:
-        """Order what stands row by row square by square: (…, rows * columns, w), w kept.
-
-        Squares stand row by row; within a square its patches do too.
-        """
+        """Order (…, rows * columns, w), row by row, square by square and row by row within."""
         edge, lead = self.dims.merge, x.shape[:-2]
         x = x.view(*lead, rows // edge, edge, columns // edge, edge, x.shape[-1])
         return x.transpose(-4, -3).reshape(*lead, rows * columns, x.shape[-1])
@@ -118,14 +109,10 @@ class QwenVision(nn.Module):
         return rotary_of_angles(angles.flatten(1)[None, None])
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Encode images.
+        """Encode images (n, 3, height, width) float32 in [-1, 1].
 
-        Args:
-            pixels: (n, 3, height, width) float32 in [-1, 1].
-
-        Returns:
-            (n, N, (1 + deepstack blocks) * language width) float32: an image token, then what the
-            language model adds to it behind each of its first blocks
+        Returns (n, N, (1 + deepstack blocks) * language width) float32: an image token, then what
+        the language model adds to it behind each of its first blocks.
         """
         rows, columns = (edge // self.dims.patch_size for edge in pixels.shape[2:])
         x = self.patch_embedding(self.cut(pixels)) + self.positions(rows, columns)

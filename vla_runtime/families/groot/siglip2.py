@@ -47,10 +47,7 @@ class EagleVision2(nn.Module):
         self.connector = connector(vision.width * vision.merge**2, dims.language.width, 2)
 
     def cut(self, pixels: Tensor) -> Tensor:
-        """Patches of images row by row, (n, patches, patch * patch * 3): rows, columns, channels.
-
-        (n, 3, height, width).
-        """
+        """Patches of images (n, 3, height, width): (n, patches, rows * columns * channels)."""
         n, channels, height, width = pixels.shape
         patch = self.dims.patch_size
         rows, columns = height // patch, width // patch
@@ -83,10 +80,7 @@ class EagleVision2(nn.Module):
         return rotary_of_angles(angles.flatten(1)[None, None])
 
     def windows(self, rows: int, columns: int, device: torch.device) -> Tensor | None:
-        """Patches that each patch sees, (patches, patches) bool: those of its own window.
-
-        Windows begin at the top left; those at the other edges are as large as the grid lets them.
-        """
+        """Patches that each patch sees, (patches, patches) bool: those of its own window."""
         if self.dims.window is None:
             return None
         corner = self.places(rows, columns, device) // self.dims.window

@@ -1,8 +1,7 @@
 """Flow times of GR00T: buckets, their codes, and the rows of the time table in numpy.
 
-GR00T's flow runs from 0 (noise) to 1 (actions) and its step k of N has the bucket
-floor(1000 k / N). Engines pass t = 1 - k / N in float32, so `bucket` computes in integers and
-allows for that rounding: `int((1 - t) * 1000)` would give 99 for 100.
+GR00T's flow runs from 0 (noise) to 1 (actions); its step k of N has the bucket floor(1000 k / N).
+Engines pass t = 1 - k / N in float32, so `bucket` computes in integers and allows for the rounding.
 """
 
 from __future__ import annotations
@@ -25,13 +24,9 @@ DIT_CODE, PERIODS = 256, 10000.0
 
 
 def bucket(times: np.ndarray) -> np.ndarray:
-    """Buckets of flow times that run from 1 (noise) to 0 (actions).
+    """Buckets (N,) int64 of flow times (N,), from 1 (noise) to 0 (actions).
 
-    Args:
-        times: (N,) in [0, 1], 1 - k / N up to a rounding of float32.
-
-    Returns:
-        (N,) int64, floor(1000 k / N) for every N up to 8000; 1000 at t = 0
+    floor(1000 k / N) of 1 - k / N in float32, for every N up to 8000; 1000 at t = 0.
     """
     passed = UNIT - np.rint(np.asarray(times, np.float64) * UNIT).astype(np.int64)
     return (passed * BUCKETS + SLACK) // UNIT

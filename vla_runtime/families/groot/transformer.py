@@ -18,13 +18,7 @@ EPSILON, LAST_EPSILON = 1e-5, 1e-6
 
 
 class HeadAttention(SplitHeads):
-    """Multi-head attention with biases; keys and values may come from wider tokens.
-
-    Args:
-        dims: dimensions of the stack.
-        width: W, of the tokens that ask.
-        memory_width: width of the tokens that are read; None: W.
-    """
+    """Multi-head attention with biases; keys and values may be of tokens `memory_width` wide."""
 
     def __init__(self, dims: StackDims, width: int, memory_width: int | None = None) -> None:
         super().__init__()
@@ -72,11 +66,9 @@ class ContextBlock(nn.Module):
 
 
 class DitBlock(nn.Module):
-    """Cross- or self-attention and MLP of the DiT.
+    """Cross- or self-attention and MLP of the DiT, as wide as its heads together.
 
-    Args:
-        dims: dimensions of the stack, as wide as its heads together.
-        memory_width: width of the context; None: the block attends to its own tokens.
+    `memory_width` is the context's; None: the block attends to its own tokens.
     """
 
     def __init__(self, dims: StackDims, memory_width: int | None) -> None:
@@ -93,10 +85,9 @@ class DitBlock(nn.Module):
         memory: tuple[Tensor, Tensor] | None,
         seen: Tensor,
     ) -> Tensor:
-        """Run the block.
+        """Run the block over x (B, T, W) float32.
 
         Args:
-            x: (B, T, W) float32.
             modulation: (B or 1, 1 or T, 2 W), scale and shift of the first norm.
             memory: keys and values of the context, (B, heads, P, D) each; None: of `x` itself.
             seen: (B or 1, 1, K) bool, keys that the tokens see.

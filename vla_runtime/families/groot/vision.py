@@ -10,13 +10,7 @@ from vla_runtime.families.groot.dimensions import GrootDims
 
 
 def connector(inputs: int, outputs: int, layers: int) -> nn.Sequential:
-    """Patches to image tokens: one linear layer, or norm, linear layer, exact GELU, linear layer.
-
-    Args:
-        inputs: numbers of a patch, or of a square of patches.
-        outputs: width of the language model.
-        layers: 1 or 2.
-    """
+    """Patches to image tokens: a linear layer, or norm, linear layer, exact GELU, linear layer."""
     if layers == 1:
         return nn.Sequential(Linear(inputs, outputs))
     return nn.Sequential(
@@ -35,10 +29,7 @@ class EagleVision(Siglip):
         self.connector = connector(inputs, dims.language.width, dims.connector_layers)
 
     def shuffled(self, x: Tensor) -> Tensor:
-        """Join squares of patches: (n, patches, width) to (n, N, edge * edge * width).
-
-        Squares stand row by row; within a square its patches do too.
-        """
+        """Join squares of patches row by row: (n, patches, width) to (n, N, edge^2 * width)."""
         if self.edge == 1:
             return x
         n, _, width = x.shape

@@ -35,11 +35,7 @@ Integrator = Literal['euler', 'rk4']
 
 @dataclass(frozen=True)
 class TextDims:
-    """CLIP's text transformer (arXiv 2103.00020).
-
-    Attributes:
-        positions: longest prompt that it has positions for.
-    """
+    """CLIP's text transformer (arXiv 2103.00020), for prompts of at most `positions` tokens."""
 
     width: int
     depth: int
@@ -56,12 +52,9 @@ class TextDims:
 
 @dataclass(frozen=True)
 class TransformerDims:
-    """A transformer over the actions of a chunk, modulated by time and observation.
+    """A transformer over a chunk's actions, modulated by time and observation.
 
-    Attributes:
-        time_width: numbers of the time features.
-        rotary_base: base of rotary positions; None: there are none.
-        learned_positions: positions are added to the actions.
+    `rotary_base` None: no rotary positions; `learned_positions` are added to the actions.
     """
 
     width: int
@@ -109,7 +102,6 @@ class DitDims(HistoryDims):
 
     Attributes:
         vision: CLIP's vision transformer; its image is what is left after resize and crop.
-        text_width: numbers of a prompt's projected features.
         state_dim: measured state of a step.
         separate_encoders: every camera has a vision transformer of its own.
     """
@@ -158,22 +150,14 @@ class DitDims(HistoryDims):
 
 @dataclass(frozen=True)
 class MultiTaskDitDims(DitDims):
-    """A policy that was trained to take noise away.
-
-    Attributes:
-        scheduler: scheduler of training.
-    """
+    """A policy that was trained to take noise away, with the scheduler of its training."""
 
     scheduler: NoiseScheduler = field(kw_only=True)
 
 
 @dataclass(frozen=True)
 class MultiTaskDitFlowDims(DitDims):
-    """A policy that was trained on a flow.
-
-    Attributes:
-        integrator: the flow is followed in its steps.
-    """
+    """A policy that was trained on a flow, which `integrator` follows in its steps."""
 
     integrator: Integrator = 'euler'
 

@@ -144,12 +144,7 @@ class ClipText(nn.Module):
 
 
 def ending(x: Tensor, token_mask: Tensor) -> Tensor:
-    """The vectors (R, W) of the last tokens that are no padding: of the end of the prompts.
-
-    Args:
-        x: (R, L, W).
-        token_mask: (R, L) bool.
-    """
+    """The vectors (R, W) of the last tokens of (R, L, W) that are no padding (mask (R, L) bool)."""
     places = torch.arange(x.shape[1], device=x.device)[None]
     end = torch.where(token_mask, places.float(), -1.0).argmax(dim=1)
     return torch.where((places == end[:, None])[:, :, None], x, 0.0).sum(dim=[1])
@@ -161,11 +156,9 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------
-# The transformer of Multi-Task DiT over the actions of a chunk (arXiv 2212.09748).
-#
-# The modulation of its blocks is a linear layer of SiLU(time features, observation). SiLU goes
-# number by number, so the layer is a sum: the time's share is a row of the time table, the
-# observation's is computed in the prefix, and a step adds the two.
+# The transformer of Multi-Task DiT over the actions of a chunk (arXiv 2212.09748). Its modulation
+# is linear in SiLU(time features, observation), so it is a sum: the time's contribution is a row of
+# the time table, the observation's is computed in the prefix, and a step adds the two.
 
 
 class ActionAttention(MultiHeadAttention):
@@ -206,13 +199,7 @@ class ActionBlock(nn.Module):
 
 
 class ActionTransformer(nn.Module):
-    """Noisy actions and modulations to the prediction.
-
-    Args:
-        dims: sizes.
-        horizon, action_dim: shape of a chunk.
-        observation: numbers of an observation.
-    """
+    """Noisy actions and modulations to the prediction; `observation` counts its numbers."""
 
     def __init__(
         self, dims: TransformerDims, horizon: int, action_dim: int, observation: int
@@ -237,13 +224,13 @@ class ActionTransformer(nn.Module):
         return F.gelu(self.time2(F.gelu(self.time1(time_code(times, self.dims.time_width)))))
 
     def time_modulation(self, times: Tensor) -> Tensor:
-        """The time's share of all modulations, (N, M), of training steps (N,)."""
+        """The time's contribution to all modulations, (N, M), of training steps (N,)."""
         seen, width = F.silu(self.time_features(times)), self.dims.time_width
         parts = [_product(seen, layer.weight[:, :width]) for layer in self._modulations()]
         return torch.cat(parts, dim=1)
 
     def observed_modulation(self, observation: Tensor) -> Tensor:
-        """The observation's share (R, observation) of all modulations, (R, M)."""
+        """The observation's contribution (R, observation) to all modulations, (R, M)."""
         seen, width = F.silu(observation), self.dims.time_width
         parts = [
             _product(seen, layer.weight[:, width:]) + layer.bias for layer in self._modulations()
@@ -271,7 +258,6 @@ def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """Product in the dtype of the weights, float32."""
     return F.linear(x.to(weight.dtype), weight).float()
 
 
@@ -308,9 +294,8 @@ class Dit(FlowNetwork):
     def image_features(self, image_tokens: Tensor, image_mask: Tensor) -> Tensor:
         """Features (T, C * W) of the images, oldest step first; zeros for hidden ones.
 
-        Args:
-            image_tokens: (V, N, W), or the pixels of images with an encoder for each camera;
-                image_mask: (V,) bool.
+        `image_tokens` is (V, N, W), or pixels with an encoder for each camera; `image_mask` (V,)
+        bool.
         """
         steps, cameras = self.dims.observation_steps, self.dims.own_cameras
         if self.encoders is None:
@@ -327,12 +312,9 @@ class Dit(FlowNetwork):
         return torch.stack([by_step[steps - 1 - step] for step in range(steps)])
 
     def observation(self, features: Tensor, state: Tensor, text: Tensor) -> Tensor:
-        """Put (R, T * step_width) together: state, images and prompt, step by step.
+        """Put (R, T * step_width) together: state, images and prompt, oldest step first.
 
-        Args:
-            features: (T, C * W), oldest step first.
-            state: (R, T, S) float32, oldest step first.
-            text: (R, text_width).
+        `features` is (T, C * W), `state` (R, T, S) float32, `text` (R, text_width).
         """
         rows, steps, _ = state.shape
         parts = [
@@ -345,14 +327,14 @@ class Dit(FlowNetwork):
     def prefix(
         self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
     ) -> Mapping[str, Tensor]:
-        """Return `modulation` (R, M): the observation's share of what modulates the blocks."""
+        """Return `modulation` (R, M): the observation's contribution to that of the blocks."""
         features = self.image_features(image_tokens, image_mask)
         text = self.text(rows['tokens'], rows['token_mask'])
         observation = self.observation(features, rows['state'], text)
         return {'modulation': self.transformer.observed_modulation(observation)}
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """Rows (N, M) of the transformer's times (N,): the time's share."""
+        """Rows (N, M) of the transformer's times (N,): the time's contribution."""
         return self.transformer.time_modulation(times)
 
     def velocity(
@@ -378,13 +360,11 @@ class MultiTaskDitFlow(Dit):
     dims: MultiTaskDitFlowDims
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """As `FlowNetwork.time_conditioning`."""
         return super().time_conditioning(1.0 - times)
 
     def velocity(
         self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
     ) -> Tensor:
-        """As `FlowNetwork.velocity`."""
         return -super().velocity(x, past, conditioning, **rows)
 
     def step_velocity(

@@ -53,13 +53,7 @@ class BackboneDims:
         dino, siglip: the towers, with the blocks that are run: all but the last.
         dino_registers: register tokens of DINOv2, beside its class token.
         projector_dim: width between the projector's first two layers.
-        language: the Llama 2.
-        vocabulary: tokens that the network knows.
-        prompt_length: tokens of the padded prompt.
-        action_dim: numbers of an action.
         dino_mean, dino_std, siglip_mean, siglip_std: of the colour channels, from [0, 1].
-        rope_base: base of the language model's rotary positions.
-        rms_epsilon: epsilon of the language model's norms.
         cameras: images of a prompt, one behind the other.
     """
 
@@ -95,7 +89,6 @@ class BackboneDims:
 
     @property
     def image_size(self) -> int:
-        """S, edge of the square image in pixels."""
         return self.dino.image_size
 
     @property
@@ -108,9 +101,8 @@ class BackboneDims:
 class OpenVlaDims(BackboneDims):
     """All that fixes the shapes of an OpenVLA policy.
 
-    Attributes:
-        used_vocabulary: tokens without the padding of the text table; actions are the last of them.
-        action_bins: edges of the bins over [-1, 1], one more than there are bins.
+    Actions are the last of `used_vocabulary` tokens, which leave out the text table's padding;
+    `action_bins` are edges over [-1, 1].
     """
 
     used_vocabulary: int
@@ -140,7 +132,6 @@ class OpenVlaDims(BackboneDims):
 
     @property
     def horizon(self) -> int:
-        """Actions of a chunk."""
         return 1
 
     @property
@@ -153,11 +144,7 @@ class OpenVlaDims(BackboneDims):
 class OpenVlaOftDims(BackboneDims):
     """All that fixes the shapes of an OpenVLA-OFT policy.
 
-    Attributes:
-        horizon: actions of a chunk; each number of them has a place of its own behind the prompt.
-        state_dim: measured state.
-        head_width: hidden numbers of the action head.
-        head_blocks: residual blocks of the action head.
+    Each number of the `horizon` actions of a chunk has a place of its own behind the prompt.
     """
 
     horizon: int
@@ -238,12 +225,9 @@ OPENVLA_OFT = OpenVlaOftDims(
 class ActionBins:
     """Decode tokens that are each the bin of one action.
 
-    The last token of the vocabulary in use is the first bin. A token that is no bin's counts as the
-    nearest one's, as in OpenVLA's own code.
-
-    Args:
-        vocabulary: tokens in use, without the padding of the text table.
-        edges: edges of the bins, one more than there are bins.
+    The last token of the vocabulary in use (without the text table's padding) is the first bin. A
+    token that is no bin's counts as the nearest one's, as in OpenVLA's own code. `edges` are one
+    more than there are bins.
     """
 
     end: int | None = None

@@ -25,19 +25,15 @@ from vla_runtime.families.parallel_network import ParallelNetwork
 from vla_runtime.families.token_network import PromptView, TokenNetwork
 
 # --------------------------------------------------------------------------------------------------
-# OpenVLA's two vision towers, DINOv2 (arXiv 2304.07193) and SigLIP, and their projector.
-#
-# Both are timm's: the features of the block before the last, without the final norm, and the exact
-# GELU even in SigLIP.
+# OpenVLA's two vision towers, DINOv2 (arXiv 2304.07193) and SigLIP as timm has them: features of
+# the block before the last, without the final norm, exact GELU. And their projector.
 
 
 class Tower(nn.Module):
     """A vision transformer: pixels to one vector per patch.
 
-    Args:
-        dims: sizes, with the blocks that are run.
-        registers: register tokens; with them there is a class token, and branches are scaled
-            (DINOv2). None: a tower without any of these (SigLIP).
+    With `registers`, tokens, there is a class token, and branches are scaled (DINOv2); None: a
+    tower without any of these (SigLIP).
     """
 
     def __init__(self, dims: VisionDims, registers: int | None = None) -> None:
@@ -55,10 +51,7 @@ class Tower(nn.Module):
         )
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """(n, 3, S, S) to (n, tokens, width): class token and registers, then the patches.
-
-        Only patches have a position.
-        """
+        """(n, 3, S, S) to (n, tokens, width): class token, registers, patches with positions."""
         patches = self.patch_embedding(pixels) + self.position_embedding
         if self.class_token is None or self.registers is None:
             return patches
@@ -107,14 +100,7 @@ class OpenVlaVision(nn.Module):
         return torch.cat([dino, siglip], dim=-1)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Encode images.
-
-        Args:
-            pixels: (n, 3, S, S) float32 in [-1, 1].
-
-        Returns:
-            (n, N, language width) float32
-        """
+        """Encode images (n, 3, S, S) float32 in [-1, 1] to (n, N, language width) float32."""
         return self.projector(self.features(pixels))
 
 
@@ -149,14 +135,9 @@ class OpenVla(TokenNetwork):
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Put the image behind the prompt's first token.
+        """Put image tokens (V, N, W) behind the first token of the prompt (R, L).
 
-        Args:
-            image_tokens: (V, N, W); image_mask: (V,) bool.
-            **rows: `tokens` (R, L) int64; `token_mask` (R, L) bool, its padding at the end.
-
-        Returns:
-            embeddings (R, T, W) float32 and mask (R, T) bool
+        Padding is at the end. Returns embeddings (R, T, W) float32 and mask (R, T) bool.
         """
         tokens = rows['tokens']
         images, seen = images_of_rows(image_tokens, image_mask, tokens.shape[0])
@@ -178,7 +159,6 @@ class OpenVla(TokenNetwork):
         return text.to(torch.int64).sum(dim=[1]) + images
 
     def token_logits(self, x: Tensor) -> Tensor:
-        """As `TokenNetwork.token_logits`."""
         return self.token_head(self.language.norm(x)).float()
 
 

@@ -20,18 +20,15 @@ from vla_runtime.files.safetensors_reader import SafetensorsReader
 from vla_runtime.processing.prompts import PromptLayout
 
 # --------------------------------------------------------------------------------------------------
-# The sizes of pi0 and pi0.5: one dataclass, presets for the published models.
-#
-# Pure numbers. A machine that only serves TensorRT engines reads them without loading torch.
+# The sizes of pi0 and pi0.5: one dataclass, presets for the published models. Pure numbers.
 
 
 @dataclass(frozen=True)
 class PiDims:
     """All that fixes the shapes of a pi0 or pi0.5 policy.
 
-    The expert shares depth, heads and head_dim with the language model, because one attention
-    runs over the keys and values of both. `state_dim` is the padded state of pi0's state token;
-    0 for pi0.5, whose state is in the prompt.
+    The expert shares depth, heads and head_dim with the language model, because one attention runs
+    over the keys of both. `state_dim` is that of pi0's state token; 0 for pi0.5.
     """
 
     vision: VisionDims
@@ -50,7 +47,6 @@ class PiDims:
 
     @property
     def image_size(self) -> int:
-        """S, edge of the square images in pixels."""
         return self.vision.image_size
 
     @property
@@ -81,11 +77,8 @@ PI0 = replace(PI05, prompt_length=48, state_dim=32)
 
 
 # --------------------------------------------------------------------------------------------------
-# The expert's time conditioning in numpy, for backends that run without PyTorch.
-#
-# One row per flow time, equal to `FlowNetwork.time_conditioning`, computed from the few matrices of
-# `weights.safetensors` that the flow time passes through. The rows depend on the time alone, so
-# they are computed once per schedule and are an input of the expert engine.
+# The expert's time conditioning in numpy, equal to `FlowNetwork.time_conditioning`: one row a flow
+# time.
 
 
 class Pi05TimeTable:

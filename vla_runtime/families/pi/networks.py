@@ -27,10 +27,8 @@ from vla_runtime.families.fused_flow import FusedFlow
 from vla_runtime.families.pi.declaration import PiDims
 
 # --------------------------------------------------------------------------------------------------
-# Network of pi0 and pi0.5: a vision-language prefix and an action expert in one attention.
-#
-# The prefix never sees the suffix, so its keys and values are computed once per observation and the
-# expert runs once per denoise step on top of them (arXiv 2410.24164, 2504.16054).
+# Network of pi0 and pi0.5: a vision-language prefix and an action expert in one attention. The
+# prefix never sees the suffix, so its keys and values are computed once per observation.
 
 
 class PiNetwork(FlowNetwork):
@@ -52,10 +50,7 @@ class PiNetwork(FlowNetwork):
         self.action_in = nn.Linear(dims.action_dim, dims.expert.width)
         self.action_out = nn.Linear(dims.expert.width, dims.action_dim)
 
-    # Defined by each family.
-
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """Return the expert's conditioning on flow times (N,): one row (C,) per time."""
         raise NotImplementedError
 
     def modulations(self, conditioning: Tensor) -> Sequence[Modulation | None]:
@@ -76,19 +71,12 @@ class PiNetwork(FlowNetwork):
         """Return the attention mask among suffix tokens, (T, T) bool."""
         raise NotImplementedError
 
-    # Shared by both families.
-
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Concatenate image tokens and embedded text, images first.
+        """Concatenate image tokens (B, V, N, W) and embedded text (B, L), images first.
 
-        Args:
-            image_tokens: (B, V, N, W); image_mask: (B, V) bool.
-            tokens: (B, L) int; token_mask: (B, L) bool.
-
-        Returns:
-            embeddings (B, P, W) float32 and mask (B, P) bool
+        Returns embeddings (B, P, W) float32 and mask (B, P) bool.
         """
         images = image_tokens.flatten(1, 2)
         mask = image_mask.repeat_interleave(image_tokens.shape[2], dim=1)
@@ -98,8 +86,7 @@ class PiNetwork(FlowNetwork):
     def encode_prefix(self, embeddings: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Keys (already rotated) and values of every layer, (layers, B, kv_heads, P, D) each.
 
-        Valid tokens see all valid tokens; none sees padding. Entries at padded positions are
-        meaningless and must stay masked.
+        Valid tokens see all valid tokens; entries at padded positions are meaningless.
         """
         rotation = rotary(mask.long().cumsum(dim=1) - 1, self.dims.language.head_dim)
         seen = mask[:, None]
@@ -175,12 +162,7 @@ class StepConditioning:
 
 
 class FusedPi(FusedFlow):
-    """The same numbers as a `PiNetwork`, up to rounding.
-
-    Args:
-        plain, static_shapes: as for `FusedFlow`.
-        kernel: attends by lengths instead of a mask: with static shapes, and where it is usable.
-    """
+    """The same numbers as a `PiNetwork`, up to rounding; arguments as for `FusedFlow`."""
 
     def __init__(self, plain: PiNetwork, static_shapes: bool, kernel: Kernel = flash) -> None:
         device = plain.action_in.weight.device
@@ -195,7 +177,6 @@ class FusedPi(FusedFlow):
     def prefix(
         self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
     ) -> Mapping[str, Tensor]:
-        """As `PiNetwork.prefix`."""
         tokens, token_mask = rows['tokens'], rows['token_mask']
         images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
         x, mask = self._plain.embed_prefix(*images, tokens, token_mask)
@@ -221,14 +202,7 @@ class FusedPi(FusedFlow):
         )
 
     def velocity(self, x: Tensor, past: Any, conditioning: Any, **rows: Tensor) -> Tensor:
-        """As `PiNetwork.velocity`.
-
-        Args:
-            x: (B or 1, H, A).
-            past: the `FusedExpert` over the prefix.
-            conditioning: a `StepConditioning`.
-            **rows: pi0's `state` (R, S).
-        """
+        """As `PiNetwork.velocity`, over a `FusedExpert` and with a `StepConditioning`."""
         expert: FusedExpert = past
         step: StepConditioning = conditioning
         state = rows.get('state')
@@ -254,7 +228,7 @@ class Pi0(PiNetwork):
         self.action_time_out = nn.Linear(width, width)
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """Return the time's share of `action_time_in`, bias included; (N,) to (N, W)."""
+        """Return the time's contribution to `action_time_in`, bias included; (N,) to (N, W)."""
         return time_share(self.action_time_in, times)
 
     def modulations(self, conditioning: Tensor) -> Sequence[Modulation | None]:

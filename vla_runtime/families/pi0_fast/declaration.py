@@ -35,14 +35,11 @@ class Pi0FastDims:
     """All that fixes the shapes of a pi0-FAST policy, and what its answers mean.
 
     Attributes:
-        vocabulary: tokens that the network knows.
         prompt_length: tokens of the padded prompt, with the BOS behind it that begins the answer.
         action_dim: actions, none padded.
-        answer_tokens: most tokens of an answer.
         skipped_tokens: tokens at the end of the text vocabulary that are no actions.
         action_scale, least_coefficient: of the action tokenizer (`fast_tokens.FastScale`).
         checks_prefix: an answer that does not begin with `Action:` is refused.
-        rope_base: base of the language model's rotary positions.
     """
 
     vision: VisionDims
@@ -70,7 +67,6 @@ class Pi0FastDims:
 
     @property
     def image_size(self) -> int:
-        """S, edge of the square images in pixels."""
         return self.vision.image_size
 
     @property

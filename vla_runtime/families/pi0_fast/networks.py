@@ -33,14 +33,9 @@ class Pi0Fast(TokenNetwork):
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Concatenate image tokens and embedded text, images first.
+        """Concatenate image tokens (V, N, W) and embedded text (R, L), images first.
 
-        Args:
-            image_tokens: (V, N, W); image_mask: (V,) bool.
-            **rows: `tokens` (R, L) int64; `token_mask` (R, L) bool.
-
-        Returns:
-            embeddings (R, T, W) float32 and mask (R, T) bool
+        Returns embeddings (R, T, W) float32 and mask (R, T) bool.
         """
         tokens = rows['tokens']
         images, seen = images_of_rows(image_tokens, image_mask, tokens.shape[0])
@@ -60,7 +55,6 @@ class Pi0Fast(TokenNetwork):
         return mask.to(torch.int64).sum(dim=[1])
 
     def token_logits(self, x: Tensor) -> Tensor:
-        """As `TokenNetwork.token_logits`."""
         normed, _ = self.language.norm(x)
         return self.token_head(normed).float()
 

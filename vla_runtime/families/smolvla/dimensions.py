@@ -20,15 +20,13 @@ LIMITS = {**LIMITS, 'pixel_shuffle': 64, 'self_attention_every': 512}
 class SmolVlaDims(ShuffledImages):
     """All that fixes the shapes of a SmolVLA policy.
 
-    The expert shares depth, heads and head_dim with the language model, because it attends to that
-    model's keys and values.
+    The expert shares depth, heads and head_dim with the language model, whose keys and values it
+    reads.
 
     Attributes:
         pixel_shuffle: edge of the square of patches that becomes one image token.
         self_attention_every: expert layers 0, n, 2n, … attend to the prefix and themselves, the
             others to the prefix alone; 0: all to the prefix alone.
-        state_dim: padded state of the state token.
-        rms_epsilon: epsilon of the norms of language model and expert.
     """
 
     vision: VisionDims

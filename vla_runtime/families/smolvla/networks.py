@@ -40,9 +40,8 @@ _PAIR = 2 * _VECTOR
 def position_rows(side: int) -> list[int]:
     """Return the row of the position table for each row of patches; columns use the same.
 
-    Transformers sorts i / side into buckets of 1 / side in float32. For most sides row i takes row
-    i; for some (19, 25, 29, 31, 38, 40, …) a bound is off by one rounding, and a row is used
-    twice. Policies were trained with those positions.
+    Transformers sorts i / side into buckets of 1 / side in float32: for some sides (19, 25, 29, …)
+    a bound is off by one rounding, and a row is used twice. Policies were trained with that.
     """
     step = np.float32(1.0) / np.float32(side)
     places = np.minimum(np.arange(side, dtype=np.float32) * step, np.float32(1.0 - 1e-6))
@@ -86,14 +85,7 @@ class SmolVlmVision(Siglip):
         return grid.flatten(0, 1)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Encode images.
-
-        Args:
-            pixels: (n, 3, S, S) float32 in [-1, 1].
-
-        Returns:
-            (n, N, language width) float32 image tokens, not yet scaled by sqrt(width)
-        """
+        """Encode images (n, 3, S, S) in [-1, 1] to (n, N, language width) float32, unscaled."""
         return self.project(self.patches(pixels))
 
     def project(self, patches: Tensor) -> Tensor:
@@ -105,12 +97,9 @@ class SmolVlmVision(Siglip):
 
 
 # --------------------------------------------------------------------------------------------------
-# SmolVLA (arXiv 2506.01844): a SmolVLM2 prefix and an expert that reads its keys and values.
-#
-# Every layer of the language model attends to itself. A self layer of the expert attends to the
-# prefix's keys and values and its own. A cross layer attends to keys and values that it computes
-# from the prefix's: they are constant over the denoise steps, so `prefix` computes them. The prefix
-# never sees the actions, so the split is exact.
+# SmolVLA (arXiv 2506.01844): a SmolVLM2 prefix and an expert that reads its keys and values. Those
+# that a cross layer computes from them are constant over the denoise steps, so `prefix` computes
+# them.
 
 
 class SmolVla(FlowNetwork):
@@ -142,7 +131,7 @@ class SmolVla(FlowNetwork):
         self.action_time_out = nn.Linear(width, width)
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """Return the time's share of `action_time_in`, bias included; (N,) to (N, expert width)."""
+        """Time's contribution to `action_time_in`, with bias; (N,) to (N, expert width)."""
         return time_share(self.action_time_in, times)
 
     def embed_prefix(
@@ -155,13 +144,8 @@ class SmolVla(FlowNetwork):
     ) -> tuple[Tensor, Tensor]:
         """Concatenate images and text, both times sqrt(W), and the state token, not scaled.
 
-        Args:
-            image_tokens: (B, V, N, W); image_mask: (B, V) bool.
-            tokens: (B, L) int; token_mask: (B, L) bool.
-            state: (B, S) float32.
-
-        Returns:
-            embeddings (B, P, W) float32 and mask (B, P) bool
+        Image tokens are (B, V, N, W), tokens (B, L), the state (B, S) float32. Returns embeddings
+        (B, P, W) float32 and mask (B, P) bool.
         """
         images = image_tokens.flatten(1, 2)
         scale = images.shape[-1] ** 0.5
@@ -177,7 +161,6 @@ class SmolVla(FlowNetwork):
         """Keys (already rotated) and values of every layer, (B, kv_heads, P, D) each.
 
         Image and text tokens see all valid ones among them; the state token sees itself too.
-        Entries at padded positions are meaningless and must stay masked.
         """
         rotation = rotary(mask.long().cumsum(dim=1) - 1, self.dims.language.head_dim)
         seen = prefix_sight(mask)
@@ -211,7 +194,6 @@ class SmolVla(FlowNetwork):
     def velocity(
         self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
     ) -> Tensor:
-        """As `FlowNetwork.velocity`; it takes no `rows`."""
         mask = past['prefix_mask']
         shared = max(1, x.shape[0] // mask.shape[0])
         mask = repeat_rows(mask, shared)
@@ -284,12 +266,9 @@ def stacked(kind: str, layers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Ten
 
 
 class FusedSmolVla(FusedFlow):
-    """The same numbers as a `SmolVla`, up to rounding.
+    """The same numbers as a `SmolVla`, up to rounding; arguments as for `FusedFlow`.
 
-    Args:
-        plain, static_shapes: as for `FusedFlow`.
-        kernel: cross layers attend by lengths instead of a mask: with static shapes, and where it
-            is usable. Other layers hide more than padding.
+    Only cross layers attend by lengths instead of a mask: other layers hide more than padding.
     """
 
     dims: SmolVlaDims
@@ -305,11 +284,7 @@ class FusedSmolVla(FusedFlow):
         self._fold_actions()
 
     def _fold_actions(self) -> None:
-        """Fold the projection of the actions into the MLP's first layer, (W, A) float32.
-
-        No activation lies between the two. The bias, (W,), is every step's: the conditioning takes
-        it.
-        """
+        """Fold the projection of the actions into the MLP's first layer, (W, A), but its bias."""
         embed, layer = self._plain.action_in, self._plain.action_time_in
         weight = layer.weight[:, : layer.out_features].double()
         self._action_weight = (weight @ embed.weight.double()).float()
@@ -318,7 +293,6 @@ class FusedSmolVla(FusedFlow):
     def prefix(
         self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
     ) -> Mapping[str, Tensor]:
-        """As `SmolVla.prefix`."""
         tokens, token_mask, state = (rows[name] for name in ('tokens', 'token_mask', 'state'))
         images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
         x, mask = self._plain.embed_prefix(*images, tokens, token_mask, state)
@@ -344,14 +318,7 @@ class FusedSmolVla(FusedFlow):
         return of_tokens + self._action_bias
 
     def velocity(self, x: Tensor, past: Any, conditioning: Any, **rows: Tensor) -> Tensor:
-        """As `SmolVla.velocity`.
-
-        Args:
-            x: (B or 1, H, A).
-            past: the `FusedExpert` over the prefix.
-            conditioning: result of `split_conditioning`.
-            **rows: none.
-        """
+        """As `SmolVla.velocity`; `past` is a `FusedExpert`, `conditioning` as split."""
         plain, expert = self._plain, past
         mixed = F.silu(F.linear(x, self._action_weight) + conditioning)
         h = expert(plain.action_time_out(mixed), ())
