@@ -187,10 +187,7 @@ def run_latency(arguments: argparse.Namespace, clock: Clock) -> Iterator[tuple[s
 def _measurement(
     arguments: argparse.Namespace, clock: Clock
 ) -> Callable[[int, int, Mode], Figures]:
-    """Return what measures a configuration (views, rows, mode).
-
-    It keeps the weights of one precision at a time: the memory of a mode is that of its own.
-    """
+    """Return what measures a configuration (views, rows, mode)."""
     from parts.gpu_latency import measure, samples_of
     from parts.random_policy import random_network, sized_dims
 

@@ -199,9 +199,8 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
 def _prepare_on_gpu(
     folder: Path, bundle: Path, size: str, precision: str, seed: int, device: str = 'cuda'
 ) -> None:
-    """Fill a folder with the files and PyTorch's outputs in float32, of the same rounded weights.
-
-    The weights are rounded to bfloat16 once, and every precision is of those.
+    """Fill a folder with the files and PyTorch's float32 outputs, of weights rounded to bfloat16
+    once.
     """
     import torch
     from parts.random_policy import infer, random_inputs, random_network, torch_engine
@@ -282,10 +281,7 @@ def _pytorch_milliseconds(network: Any) -> dict[str, Any]:
 
 
 def _write_int8(folder: Path, bundle: Path, spec: Any, seed: int) -> None:
-    """Write files in int8 with bfloat16 beside to the kit, and with float32 to the bundle.
-
-    The ranges are those of the cases that an export compares on.
-    """
+    """Write files in int8 with bfloat16 beside to the kit, and with float32 to the bundle."""
     import shutil
 
     from vla_convert.export.onnx.cases import seeded_cases

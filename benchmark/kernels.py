@@ -217,8 +217,6 @@ def packed_kernels(name: str, bundle: Path, expert_type: type = FusedExpert) -> 
     """Kernels of the fused modules with attention that takes lengths, and with epilogues.
 
     Args:
-        name: name of the family.
-        bundle: a policy of it.
         expert_type: class of the expert's layers.
     """
     network = NETWORKS[name][1]

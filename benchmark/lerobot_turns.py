@@ -310,7 +310,6 @@ def load_ours(names: Sequence[str], options: Options, sides: str) -> dict[str, P
     """Export what these need beside LeRobot's folder, and load them.
 
     Args:
-        names: columns of `OURS[sides]`.
         options: options of LeRobot's folder; device and threads are ours, too.
         sides: 'cpu' or 'cuda'.
     """
@@ -361,7 +360,6 @@ class Goal(NamedTuple):
     """Most that ours may take of LeRobot's time, by turns.
 
     Attributes:
-        name: for people.
         most: part of the time.
         ours: columns; the fastest counts.
         theirs: columns; the fastest counts.
@@ -415,7 +413,6 @@ def targets(goals: Sequence[Goal], figures: Mapping[str, Any]) -> list[Target]:
     """Return every target with what was found; None where it was not measured.
 
     Args:
-        goals: goals of the family.
         figures: figures as `Record.figures` gives them.
     """
     return [Target(goal.name, goal.most, _found(goal, figures)) for goal in goals]
@@ -540,7 +537,6 @@ def start_lerobot(
 
     Args:
         python: interpreter that LeRobot is installed in.
-        options: options of LeRobot's folder.
         columns: precision and compile mode of each.
         arrays: an observation, which those that compile infer from.
     """
@@ -572,10 +568,6 @@ def measure(
 
     Args:
         theirs: the first is the reference.
-        ours: by column.
-        family: family of all policies.
-        rounds: rounds that count.
-        warm_up: rounds before them.
     """
     spec = next(iter(ours.values())).spec
     record = Record(tuple(theirs), tuple(ours))

@@ -58,9 +58,7 @@ def their_side(module: Any, inputs: Any, device: str) -> Side:
     """Return one inference of realtime-vla.
 
     Args:
-        module: module of realtime-vla, imported.
         inputs: `random_policy.ChunkInputs`.
-        device: device that it runs on.
     """
     import torch
 

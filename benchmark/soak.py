@@ -312,9 +312,7 @@ class Player:
     """Plays one session's phases on its rig.
 
     Args:
-        rig: rig of the session.
         random: draws everything.
-        kinds: faults to play.
         show: told how it goes.
     """
 

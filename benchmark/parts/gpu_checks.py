@@ -73,7 +73,6 @@ class Finding:
     Attributes:
         passed: every bound was kept.
         note: one line for people.
-        figures: all numbers behind it.
     """
 
     passed: bool

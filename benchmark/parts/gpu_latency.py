@@ -62,8 +62,6 @@ def time_phases(
     """Milliseconds per phase, `repeats` samples of each after so many for warming up.
 
     Args:
-        engine: engine that runs the policy.
-        inputs: inputs of a chunk.
         repeats, warm_up: samples that count, and those before them.
         most_s: sampling ends after so many seconds, with what there is.
 
@@ -117,7 +115,6 @@ def measure(
 
     Args:
         network: weights on the device, in the mode's precision; any number of cameras.
-        family: family of the network.
         cameras, rows: views and prompt rows, the engine made for exactly these.
         repeats, warm_up, most_s: see `time_phases`.
 
@@ -258,8 +255,6 @@ class Samples(NamedTuple):
     """Samples of a configuration.
 
     Attributes:
-        count: samples that count.
-        warm_up: samples before them.
         share: part of the time that is left which they may take.
     """
 

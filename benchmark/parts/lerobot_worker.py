@@ -94,12 +94,9 @@ class Options:
     """Options that the process is started with.
 
     Attributes:
-        family: family of the policy.
         size: size of pi0.5: 'published', 'mid' or 'tiny'; the others are 'published'.
-        folder: folder of the checkpoint.
         tokenizer: file of the tokenizer, or '' for a policy without a prompt.
         device: 'cpu' or 'cuda'.
-        threads: threads of PyTorch.
         precision: 'float32'; 'tf32', which is float32 with the products and convolutions that
             `lerobot_eval.py` allows on a GPU; 'bfloat16', as LeRobot's pi0.5 offers it, with the
             same.

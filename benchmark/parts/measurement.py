@@ -33,8 +33,6 @@ class Target(NamedTuple):
     """A figure that a run may reach at most.
 
     Attributes:
-        name: for people.
-        most: the figure, at most.
         found: the figure that was found; None where it was not measured.
         samples: measurements behind it, where their number matters.
     """

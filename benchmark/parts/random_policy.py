@@ -32,7 +32,6 @@ class ChunkInputs:
 
     Attributes:
         pixels: of each camera, (3, height, width); the sizes of some families' cameras differ.
-        schedule: steps of the head.
     """
 
     pixels: Sequence[np.ndarray] | np.ndarray

@@ -88,14 +88,12 @@ class Fault:
     """One fault, as it was played.
 
     Attributes:
-        kind: kind of fault.
         detail: parameters of the fault, in words.
         begin_ns: just before it.
         over_ns: just after it; where a person was needed, when the robot was started again.
         stops: the robot may stand still meanwhile.
         operator: a person was needed; what the executor said.
         recovery_s: from its end to the first motion, or to the next fault without one.
-        allowed_s: largest allowed recovery.
         longest_s: the longest time without motion while it lasted.
         longest_tick_s: the longest time between two commands, from its begin to `_SHOWS_NS` after
             its end.
@@ -120,12 +118,9 @@ class Record:
     """Everything that the bound of a stall is made of.
 
     Attributes:
-        commands: all of them.
-        cameras: the frames of each.
         inferences: (n, 2) float64: when a chunk's report came, ns, and how long it took, s.
         pulse: (n, 2) int64: when a thread of the harness woke up late, and by how much, ns.
         held: (n, 2) int64: the same of the policy's interpreter.
-        faults: in order.
     """
 
     commands: Commands
@@ -142,7 +137,6 @@ class Stall:
 
     Attributes:
         begin_ns: the last tick with motion, or the end of a fault.
-        seconds: duration.
         allowed_s: longest duration allowed, see `allowed`.
         parts: parts of the allowed duration, seconds.
         after: fault that it follows directly; empty for none.
@@ -235,11 +229,7 @@ def _kills(record: Record) -> list[int]:
 
 
 def _next_together_ns(cameras: Sequence[Frames], begin_ns: int) -> int:
-    """When the cameras next have newer frames that belong together.
-
-    Returns:
-        ns; the last frame's time where there are none any more, `begin_ns` without any frame
-    """
+    """When the cameras next have newer frames that belong together."""
     later = np.concatenate([one.published_ns[one.published_ns > begin_ns] for one in cameras])
     seen_ns = _newest_together_ns(cameras, begin_ns)
     at_ns = begin_ns
@@ -319,10 +309,7 @@ def find_stalls(record: Record) -> list[Stall]:
 def _end_of_recovery(
     fault: Fault, excuses: Sequence[Fault], motion: np.ndarray, last_ns: int
 ) -> int:
-    """The first motion after a fault, or the next fault or the end where that comes before it.
-
-    A fault that ends while another one lasts is over with that one.
-    """
+    """The first motion after a fault, or the next fault or the end where that comes before it."""
     if any(other.begin_ns <= fault.over_ns < other.over_ns for other in excuses):
         return fault.over_ns
     place = np.searchsorted(motion, fault.over_ns, side='right')
@@ -349,11 +336,8 @@ def _look_at(fault: Fault, motion: np.ndarray, record: Record) -> None:
 
 
 def _late_s(pulse: np.ndarray, begin_ns: int, end_ns: int) -> float:
-    """For how long, within these times, a thread that wanted to run did not.
-
-    Args:
-        pulse: (n, 2) when each such time ended, and how long it was, ns; they may overlap.
-        begin_ns, end_ns: bounds.
+    """Return when (ns) waits of a ready thread ended, and how long (ns) each was; (n, 2), may
+    overlap.
     """
     ends = np.clip(pulse[:, 0], begin_ns, end_ns)
     begins = np.clip(pulse[:, 0] - pulse[:, 1], begin_ns, end_ns)
@@ -370,9 +354,7 @@ class LimitUse:
 
     Attributes:
         worst: largest share of the limit; 1 is the limit.
-        violations: ticks beyond it.
         at_even_ticks: violations where both intervals were within a fifth of each other.
-        examples: the worst of them.
     """
 
     worst: float
@@ -398,7 +380,6 @@ def check_limits(
     whose command is set to where it is does not move by that.
 
     Args:
-        record: record of the run.
         names: (joints,) names.
         lower: (joints,) smallest position.
         upper: (joints,) largest position.
@@ -449,10 +430,7 @@ def _seated(
     most: np.ndarray,
     acceleration: np.ndarray,
 ) -> np.ndarray:
-    """Return which joints' commands were set to where they are, (n - 1, joints) bool.
-
-    From further away than a joint may go, or out of rest than it may get going.
-    """
+    """Return which joints' commands were set to where they are, (n - 1, joints) bool."""
     if commands.measured is None:
         return np.zeros(ways.shape, dtype=bool)
     near = np.abs(commands.positions - commands.measured)[1:] <= SEATED

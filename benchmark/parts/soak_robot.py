@@ -68,7 +68,6 @@ class SimulatedRobot:
 
     Attributes:
         silent: True while nothing is published.
-        powered: the motors are on.
         sensor_error: (joints,) added to what it publishes.
         errs_for: samples for which it errs; none has an end where this is below 0.
         repeats: True while it publishes what it measured before, under new stamps.
@@ -224,9 +223,8 @@ class SimulatedRobot:
         return self.powered
 
     def _command_has_come(self) -> bool:
-        """Return whether motors are to come on, and every joint of an arm is where it is commanded.
-
-        A gripper keeps its command, whatever it holds.
+        """Return whether motors are to come on, and every joint of an arm is where it is
+        commanded.
         """
         return self._waits_until_s < float('inf') and all(
             side.newest is None or not (self._away(side) > _BACK).any() for side in self._sides

@@ -90,7 +90,6 @@ def find_base(folder: Path, given: Path | None, beside: Sequence[str] = ()) -> P
     """Return the folder of the policy that an adapter was trained on.
 
     Args:
-        folder: folder of the adapter.
         given: folder of the policy, as the user says.
         beside: what an adapter of other projects than LeRobot needs beside it, for messages.
 
@@ -135,7 +134,6 @@ def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, Stor
     """Find the tensors of a policy with its adapter, by our names.
 
     Args:
-        base: folder of the policy below.
         names: names of the family's tensors.
 
     Raises:
@@ -184,10 +182,7 @@ def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, Stor
 
 
 def _serves_nothing(name: str, names: TensorNames) -> bool:
-    """Return whether a weight plays no part in inference, so that its adapter does not either.
-
-    A head that a table is tied to is of that kind: its adapter changes what the head does alone.
-    """
+    """Return whether a weight plays no part in inference, so that its adapter does not either."""
     return names.is_unused(name) or any(ours in names.tied for ours in names.parts(name))
 
 

@@ -168,9 +168,8 @@ def _measure_pose(
 ) -> None:
     """Give a pose's dimensions their units: numbers of a matrix have none, positions are in m.
 
-    A unit that says otherwise is refused. A unit for all dimensions is of those that it can be of:
-    one pose has lengths and angles, so `rad` says nothing of its positions. `1` says nothing at
-    all: the actions may be shares of a scale.
+    `rad` for all dimensions says nothing of a pose's positions, and `1` nothing at all: such
+    actions may be parts of a scale.
     """
     angle: Unit = 'rad' if pose.form in ('axis_angle', 'euler') else '1'
     # The scale of steps makes metres of the actions alone.
@@ -363,11 +362,8 @@ def ask_for_targets(
     sends the joint to about 0.
 
     Args:
-        spec: a checked spec.
-        statistics: statistics that fit it.
         targets: names of the actions that are targets all the same.
         stated_deltas: as `FolderFacts.deltas`; None: the folder does not say.
-        file: file of the statistics, for the message.
         missing: takes the question.
     """
     _check_deltas(spec, statistics, stated_deltas, file, missing)
@@ -397,10 +393,6 @@ def ask_about_units(
     """Ask about units that the statistics are too small for, but where they were given by name.
 
     Args:
-        spec: a checked spec.
-        statistics: statistics that fit it.
-        given: `--units`.
-        file: file of the statistics, for the message.
         missing: takes the question.
     """
     sure = set()
@@ -428,9 +420,8 @@ def _check_deltas(
     file: Path,
     missing: MissingFacts,
 ) -> None:
-    """Take deltas that the folder does not make only where some of them cannot be positions.
-
-    A data set may have stored them. A position that is taken for a delta is commanded twice.
+    """Refuse deltas that the folder does not make, but where some cannot be positions. A position
+    taken for a delta is commanded twice.
     """
     if stated is None:
         return

@@ -30,7 +30,6 @@ def feature_names(written: object, length: int | None) -> tuple[str, ...] | None
     group, a mapping of names to indices or of indices to names.
 
     Args:
-        written: value of `names` as the JSON file has it.
         length: number of dimensions; None: not known.
     """
     found = _flat(written)

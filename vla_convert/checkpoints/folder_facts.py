@@ -33,10 +33,7 @@ def count_image_places(
     """Count the text tokens before each camera's image.
 
     Args:
-        tokenizer: file of the vocabulary.
         layout: layout of the prompt, with images inside.
-        cameras: images of the prompt.
-        prompt_length: text tokens of the padded prompt.
 
     Raises:
         ExportError: a file that cannot be read, or without one of the layout's special tokens.
@@ -77,7 +74,6 @@ class FolderPose:
     """An end-effector pose of a folder: x, y, z and a rotation in metres and plain numbers.
 
     Attributes:
-        name: name of the end effector.
         action: its first column among the actions.
         state: its first column among the state; None: the state is without this pose.
         form: representation of the rotation, in actions and state alike.
@@ -97,16 +93,12 @@ class FolderFacts:
 
     Attributes:
         kind: name of the project that wrote the folder, for messages.
-        family: family of the policy.
         cameras: cameras in the order the network sees them.
         cameras_stated: False where they are only the project's usual ones, free to be renamed.
         images: resize and padding of that project.
-        normalisation: kinds that the policy was trained with.
         statistics: `state.mean`, `actions.q01` and so on; may be longer than the names. None
             where none were found.
-        statistics_file: they are in, for messages.
         cleaning: cleaning of the task text, that project's way.
-        action_names: names of the actions in order.
         state_length: number of measured dimensions.
         action_length: number of real action dimensions.
         deltas: column of the state that each action is relative to; None for an absolute one.
@@ -118,11 +110,9 @@ class FolderFacts:
         prompt_length: tokens of the padded prompt.
         usual_prompt_length: prompt length of the project, where neither folder nor user says
             another.
-        horizon: actions of a chunk.
         usual_horizon: actions of a chunk of the project's trainings on such data, where neither
             folder nor user says another.
         real_horizon: first of them that the robot has; None: all.
-        observation_steps: steps of an observation.
         denoise_steps: Euler steps, or those of a scheduler.
         flow_times: rounding of the flow times of the Euler steps; None: each exact.
         trained_delay_steps: longest clean action prefix seen in training, 0 for none.
@@ -134,7 +124,6 @@ class FolderFacts:
         state_dim: padded state dimensions.
         environment_length: numbers at the end of the state that are the environment's.
         variant: variant of the language model, as the project names it.
-        tokenizer: the file, where the folder has one.
         source: facts for people, kept in the bundle.
         questions: facts that the reader could not find.
         absent_cameras: what becomes of a camera that the robot lacks: `masked`, or `left_out`

@@ -87,7 +87,6 @@ class LeRobotPolicy:
 
     Attributes:
         type: policy type in config.json; the family's name here too, unless `family` says another.
-        family: name of the family.
         told_by: key of config.json and its value, which tell the policy from others of its type.
         template: template of the prompt that LeRobot writes for it; None: it has no language.
         images: resize and padding; with `none` images go in at their own sizes, normalised as
@@ -100,7 +99,6 @@ class LeRobotPolicy:
         image_statistics: mean and standard deviation of the colour channels in [0, 1], where the
             network normalises images itself; config.json then leaves them as they are.
         usual_prompt_length: tokens of the padded prompt, where config.json has none.
-        state_in_prompt: the prompt has the state, in bins.
         horizon_key: key of the number of actions of a chunk in config.json.
         image_size_key: key of the edge of the square images in config.json, as [size, size]; None:
             config.json has the shape of each camera's images alone.
@@ -303,11 +301,9 @@ def read_lerobot_folder(
 def _of_release(
     config: JsonMapping, policy: LeRobotPolicy, release: LeRobotRelease | None, *, early: bool
 ) -> tuple[ImageSpec, int | None, tuple[Question, ...]]:
-    """Return images, state bins and questions that depend on the release that trained the policy.
-
-    0.4.0 to 0.4.4 padded the state with zeros before it was written into the prompt, and images
-    with -1 before their scale of 0 to 1 was stretched to -1 to 1. 0.5.0 does neither, and its
-    config.json is the same. Later ones have `use_relative_actions`.
+    """Return images, state bins and questions that depend on LeRobot's release at training. 0.4
+    padded the prompt's state with zeros and images with -1 before [0, 1] became [-1, 1]; 0.5.0
+    does neither under the same config.json; later ones have `use_relative_actions`.
     """
     asked = policy.padded_release and not early and _LATER_KEY not in config
     if release is not None and not asked and (release != _LATER or not policy.padded_release):
@@ -329,8 +325,8 @@ def _fitted(
 ) -> tuple[Features, list[str]]:
     """Return the features with the state's length in training, and a note where it is another.
 
-    A policy that was trained on from another keeps that one's `input_features`, and LeRobot pads
-    whatever state arrives; the statistics are those of the training.
+    A fine-tuned policy keeps the `input_features` of its base, and LeRobot pads any state; the
+    statistics are those of the training.
     """
     stated, longest = features.state[STATE], padded.get(STATE, 0)
     found = stored_length(stored.before, stored.raw.get(STATE, STATE))
@@ -428,10 +424,7 @@ def _check_values(config: JsonMapping, policy: LeRobotPolicy) -> None:
 def _check_merged(config: JsonMapping, folder: Path) -> list[str]:
     """Refuse a policy with an adapter beside it, which may be merged into it or not.
 
-    One alone with `use_peft` is merged: PEFT leaves config.json as it is.
-
-    Returns:
-        a note where config.json says that the weights are the policy's.
+    `use_peft` without adapter files means merged: PEFT leaves config.json as it is.
     """
     files = [name for name in ADAPTER_FILES if os.path.lexists(folder / name)]
     if not files or is_adapter(folder):
@@ -591,8 +584,8 @@ def _deltas(
 ) -> tuple[int | None, ...]:
     """Return per action the state's column that it is relative to: that of the same index.
 
-    Its rule: every action whose name does not contain an excluded word, without regard to case;
-    without names, or without excluded words, every action. Actions beyond the names are relative.
+    LeRobot's rule: actions whose names contain no excluded word (case ignored) are relative, and
+    so are all without names and those beyond the names.
     """
     step = _relative_step(config, before)
     enabled = step.get('enabled', bool, False)

@@ -38,9 +38,7 @@ class StoredStatistics:
     """Statistics of a folder, `action.mean` and so on.
 
     Attributes:
-        path: file of `before`, for messages.
         before: what observations are normalised with.
-        after_path: file of `after`.
         after: what actions are decoded with.
         raw: features that training left as they are, to the names that their statistics have.
             LeRobot 0.4 to 0.6.1 trains with `--rename_map` and looks the data set's statistics up
@@ -81,8 +79,6 @@ def read_normalisation(
     """Read which normalisers the policy was trained with.
 
     Args:
-        config: config.json.
-        before, after: the processors.
         raw: features that training left as they are.
         normalised_images: images go in from [0, 1] as `VISUAL` says; else as [-1, 1].
 
@@ -163,8 +159,6 @@ def read_statistics(
     """Choose the statistics that this runtime knows.
 
     Args:
-        config: config.json.
-        stored: all that the folder has.
         normalisation: kinds that the policy was trained with.
         padded: feature to its padded length; statistics of that length are cut to the feature's.
 
@@ -238,10 +232,8 @@ def has_statistics(found: Mapping[str, np.ndarray], feature: str) -> bool:
 
 
 def _stored_name(found: Mapping[str, np.ndarray], feature: str, name: str) -> str:
-    """Return the key of a feature's statistic.
-
-    LeRobot's conversion of folders from before its processors turns every `_` of a feature's name
-    into `.`.
+    """Return the key of a feature's statistic. LeRobot's migration of old folders writes `.` for
+    every `_` of a feature's name.
     """
     key = f'{feature}.{name}'
     converted = f'{feature.replace("_", ".")}.{name}'

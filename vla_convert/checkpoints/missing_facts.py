@@ -13,12 +13,7 @@ T = TypeVar('T')
 
 
 class MissingFacts:
-    """Missing facts and contradictions noted so far.
-
-    Args:
-        folder: the checkpoint, for the message.
-        facts: facts that the folder states.
-    """
+    """Missing facts and contradictions noted so far."""
 
     def __init__(self, folder: Path, facts: FolderFacts) -> None:
         self._folder = folder
@@ -56,7 +51,6 @@ class MissingFacts:
         """Return the stated value, else the given one, else the default; else note it missing.
 
         Args:
-            option: option that gives the value.
             given: value that the user gave.
             stated: value that the folder states; a given value must not differ from it.
             wanted: description of the value for the user, where there is none.

@@ -25,7 +25,6 @@ class DataSet(NamedTuple):
     """A data set's statistics.
 
     Attributes:
-        path: file that they are in.
         name: name of the data set; None where it is not known which.
         statistics: its entry; None where it is not known which.
         questions: question for the data set, where the file has several.
@@ -41,7 +40,6 @@ def read_data_set(folder: Path, unnorm_key: str | None) -> DataSet:
     """Find the data set's statistics.
 
     Args:
-        folder: folder of the checkpoint.
         unnorm_key: data set; needed where the folder has several.
 
     Raises:

@@ -100,16 +100,13 @@ def oft_facts(
     """Put together the facts of such a folder.
 
     Args:
-        folder: folder of the checkpoint.
         data_set: statistics of state and actions.
         kind: project that wrote the folder, for messages.
-        family: family of the policy, and `template`, its prompt.
         image_size: edge of the images in pixels; None: `image_size_key`, where the folder would
             state it, is not there.
         prompt_length: tokens of the padded prompt.
         bounds: statistics of -1 and of 1.
         usual_horizon: actions of a chunk in the project's trainings on such data sets.
-        notes: for people.
 
     Raises:
         JsonError: damaged statistics.
@@ -160,6 +157,6 @@ def oft_facts(
 def _above(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Upper bounds as OFT divides by their distance: 1e-8 more, and never the lower one.
 
-    A number that never changed in training becomes -1 where it is as ever, and 1 above.
+    So a number that never changed in training becomes -1.
     """
     return np.maximum(high + 1e-8, np.nextafter(low.astype(np.float32), np.float32(np.inf)))

@@ -42,7 +42,6 @@ class ExportOptions:
     """Options of an export; each is optional, and the user is asked for facts the folder lacks.
 
     Attributes:
-        name: name of the policy, for people.
         tokenizer: `*.json` or `*.model`, or the folder that holds one.
         statistics: openpi's norm_stats.json.
         asset_id: name of the statistics of an openpi folder.
@@ -53,11 +52,9 @@ class ExportOptions:
         state_names: names of the state in the order the policy was trained with.
         action_names: likewise.
         units: a unit for all dimensions and `name=unit` for single ones.
-        rate_hz: actions a second.
         cameras: cameras in the order the network sees them.
         image_size: (height, width) of the cameras' images, where a policy keeps their aspect.
         deltas: names of the actions that are relative to the state; () says none is.
-        velocities: names of the actions that are velocities.
         targets: names of the actions that are positions to reach, though their statistics lie
             apart from those of the states.
         poses: names of the actions that are one end effector's pose, by the pose's name.
@@ -67,8 +64,6 @@ class ExportOptions:
             axis-angle, from row to row.
         pose_state: names of the state that are the poses, measured, one pose after the other.
         pose_scale: metres and radians that 1 is of the actions in `pose_steps`.
-        horizon: actions of a chunk.
-        denoise_steps: Euler steps.
         prompt_length: tokens of the padded prompt.
         prompt_template: layout of the prompts in training.
         advantage: place of the advantage tag; None for a policy trained without one.
@@ -145,9 +140,7 @@ class DatasetInfo:
     """Facts of a LeRobot data set's meta/info.json, None where it lacks one, and its tasks.
 
     Attributes:
-        state_names, action_names: in order.
         rate_hz: frames a second.
-        tasks: the instructions.
         images: features that are images or videos; () where it lists none.
     """
 

@@ -39,7 +39,6 @@ def declared_poses(
     """Return the poses of `--pose` and `--pose-steps`; what they lack is asked for.
 
     Args:
-        options: the options of the export.
         state: names of the state's dimensions; None where they are noted missing.
         actions: likewise of the actions.
         missing: takes questions and contradictions.

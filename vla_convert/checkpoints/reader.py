@@ -42,11 +42,7 @@ class Source(NamedTuple):
     """A checkpoint on its way into a bundle.
 
     Attributes:
-        folder: folder of the checkpoint.
         tensors: tensors by our names; for `sizes` those that `select` chose.
-        facts: facts of the folder.
-        options: facts that the folder lacks.
-        missing: list that missing and contradictory facts are noted in.
     """
 
     folder: Path
@@ -60,7 +56,6 @@ class CheckpointReader:
     """Reads the checkpoints of one family folder.
 
     Attributes:
-        names: names of the tensors.
         lerobot: LeRobot policy types that it describes, and `lerobot_folder` reads.
         lerobot_types: LeRobot policy types with processors of their own, whose folders it reads.
         projects: other projects that write such policies, for messages.
@@ -141,7 +136,6 @@ def find_reader(
     """Find the reader of a folder and, where `lerobot_folder` reads it, the policy's description.
 
     Args:
-        folder: folder of the checkpoint.
         weights: folder of the weights, where they are in another: those below an adapter.
 
     Raises:

@@ -157,8 +157,6 @@ def copy_tensors(
     """Write tensors to one safetensors file under our names, byte for byte.
 
     Args:
-        tensors: tensors found by `read_tensors`.
-        path: the file to write.
         advance: called with the number of bytes of each copied block.
     """
     # The format wants offsets aligned for the widest type: widest first, then by name.

@@ -39,9 +39,6 @@ class _MappedTensor(ComputedTensor):
 def read_archive(path: Path) -> list[StoredTensor]:
     """Find the tensors of a state dict that `torch.save` wrote.
 
-    Args:
-        path: the file.
-
     Returns:
         its tensors, without DistributedDataParallel's `module.` in front of their names
 

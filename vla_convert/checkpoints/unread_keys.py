@@ -76,7 +76,6 @@ def unread_notes(folder: Path, noted: NotedMappings, known: Sequence[str]) -> tu
     """Return a note for each configuration of a folder with keys that nobody knows.
 
     Args:
-        folder: folder of the checkpoint.
         noted: mappings that its reader looked into.
         known: patterns of whole fields that it has no use for.
     """

@@ -102,8 +102,6 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
 
     Args:
         checkpoint: a folder of a project and a family that is served.
-        options: facts that the folder lacks.
-        default_name: name of the policy, where the options have none.
 
     Raises:
         ExportError: all that is missing or contradictory at once, else the first defect.
@@ -262,10 +260,7 @@ def write_export(
     """Write a planned bundle; the target appears complete or not at all.
 
     Args:
-        plan: plan made by `plan_export`.
-        target: the bundle's folder.
         force: replace a bundle that lies there.
-        further_bytes: number of bytes that `finish` will write.
         advance: function called with the number of bytes of each copied block of weights.
         finish: function that adds further files to the folder before it is sealed, such as `onnx/`.
 
@@ -360,11 +355,7 @@ def _settle(
     options: ExportOptions,
     missing: MissingFacts,
 ) -> _Settled:
-    """Put folder and options together.
-
-    Raises:
-        ExportError: everything that is missing or contradictory, at once.
-    """
+    """Put folder and options together."""
     dataset = _dataset(options)
     columns = resolve_columns(facts, options, dataset, missing)
     rate_hz = _rate(options, dataset, missing)
@@ -461,12 +452,7 @@ def _numbers(
 
 
 def _dataset(options: ExportOptions) -> DatasetInfo | None:
-    """Read the LeRobot data set of the options; None without one.
-
-    Raises:
-        ExportError: no such folder, or a damaged one; raised at once, because without it everything
-            it says would be asked for.
-    """
+    """Read the LeRobot data set of the options; None without one."""
     if options.dataset is None:
         return None
     if not options.dataset.exists():

@@ -128,8 +128,6 @@ class ModelFacts:
     Attributes:
         kv_heads: key and value heads of the language model.
         rope_base: base of its rotary positions.
-        rms_epsilon: epsilon of its norms.
-        vision_heads: heads of the tower.
         feature_layer: block of the tower whose output the projector reads, counted from the end
             where it is negative; 0 is what goes into the first.
         ternary_vision: the tower's linear layers are ternary.
@@ -147,7 +145,6 @@ def read_bitvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
     """Read all facts in a folder.
 
     Args:
-        folder: folder of the checkpoint.
         unnorm_key: data set whose statistics state and actions are in; needed where the folder has
             those of several.
 
@@ -215,11 +212,7 @@ _MARK = '.self_attn.attn_sub_norm.weight'
 
 @dataclass(frozen=True)
 class _OfMaster(ComputedTensor):
-    """A tensor that is computed from master weights.
-
-    Attributes:
-        master: the master weights.
-    """
+    """A tensor that is computed from master weights."""
 
     master: StoredTensor = field(kw_only=True)
 
@@ -375,11 +368,7 @@ def _with_masters(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor
 
 
 def _stop_token(tokenizer: Path) -> int:
-    """Find the token behind the places of the actions.
-
-    Raises:
-        ExportError: the vocabulary has none.
-    """
+    """Find the token behind the places of the actions."""
     try:
         (ids,) = Tokenizer.load(tokenizer, bos=False).piece_tokens([Piece(STOP, True)])
     except ValueError as error:

@@ -33,11 +33,7 @@ class HeadCounts:
 
 
 class Shapes:
-    """Tensor shapes by this package's names; a missing tensor is an error.
-
-    Args:
-        policies: kind of policy, for the error.
-    """
+    """Tensor shapes by this package's names; a missing tensor is an error."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor], policies: str) -> None:
         self._tensors = tensors
@@ -104,7 +100,6 @@ def square_edge(inputs: int, width: int, layer: str) -> int:
     Args:
         inputs: numbers that the layer takes.
         width: numbers of a patch.
-        layer: name of the layer, for the error.
 
     Raises:
         CheckpointError: its input is not a square of patches.
@@ -265,7 +260,6 @@ def resnet_rows(theirs: str, ours: str, stem: tuple[str, str], stage: str, *, fi
         ours: what stands before ours; may refer to groups of `theirs`.
         stem: patterns of convolution and norm of the stem.
         stage: pattern of a stage, with `{}` for its number.
-        first: number of the first stage.
     """
     rows = list(_conv_norm(theirs, ours, *stem, 'stem'))
     for index in range(_STAGES):

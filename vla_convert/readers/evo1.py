@@ -223,7 +223,6 @@ def of_embodiment(tensors: Mapping[str, StoredTensor], embodiment: int) -> dict[
     """Cut one embodiment's matrices out of those of all; others stay as they are.
 
     Args:
-        tensors: tensors by our names.
         embodiment: index of its matrix.
 
     Raises:

@@ -147,7 +147,6 @@ class LanguageFacts:
     Attributes:
         kv_heads: key and value heads; None: it has no number.
         rope_base: base of the rotary positions.
-        rms_epsilon: epsilon of the norms.
         bins: edges of the bins of an action.
         padding: tokens of the text table that no text has.
     """
@@ -164,7 +163,6 @@ class ImageFacts:
     """Facts of preprocessor_config.json.
 
     Attributes:
-        images: resize of the image.
         means, stds: of the colour channels from [0, 1], DINOv2's and SigLIP's.
         image_size: edge of the square image in pixels.
         notes: where the file's stored transforms say something else.
@@ -181,7 +179,6 @@ def read_openvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
     """Read all facts in a folder.
 
     Args:
-        folder: folder of the checkpoint.
         unnorm_key: data set whose statistics the actions are in; needed where the folder has those
             of several.
 
@@ -311,8 +308,7 @@ def _transform_notes(
 ) -> tuple[str, ...]:
     """Return a note where the stored transforms are not those that the other settings make.
 
-    The training's processor makes them of strategy, means and stds, saves them as `tvf_*`, and
-    takes the saved ones where it is loaded.
+    The training's processor saves them as `tvf_*` and uses the saved ones when it is loaded.
     """
     letterbox = images.padding == 'letterbox'
     numbers = [{'mean': [*mean], 'std': [*std]} for mean, std in zip(means, stds, strict=True)]
@@ -371,9 +367,6 @@ class _Platform(NamedTuple):
     """Constants of the training on one robot's data, which no file of a folder has.
 
     Attributes:
-        horizon: actions of a chunk.
-        action_dim: numbers of an action.
-        state_dim: numbers of the state.
         by_range: -1 and 1 are the least and the greatest value, not q01 and q99.
     """
 
@@ -445,7 +438,6 @@ def read_oft_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
     """Read all facts in a folder of OpenVLA-OFT.
 
     Args:
-        folder: folder of the checkpoint.
         unnorm_key: data set whose statistics state and actions are in; needed where the folder has
             those of several.
 

@@ -135,8 +135,6 @@ def dims_of(
     """Return all sizes of a policy.
 
     Args:
-        tensors: tensors by our names.
-        heads: head counts, which the tensors do not show.
         cameras: number of camera inputs, masked ones included.
         prompt_length: tokens of the padded prompt.
         horizon: actions of a chunk.
@@ -291,8 +289,8 @@ def _statistics(path: Path) -> dict[str, np.ndarray]:
 def _may_be_aloha(actions: int | None, statistics: Mapping[str, np.ndarray] | None) -> bool:
     """Return whether there are as many actions as ALOHA has, or more.
 
-    Where their number is not known, it is that of the columns before the padding, whose statistics
-    are all zero; so are those of a gripper that never moved.
+    Where the number is not known, it is that of the columns before the padding, whose statistics
+    are all zero, like those of a gripper that never moved.
     """
     if actions is not None:
         return actions >= _ALOHA_COLUMNS

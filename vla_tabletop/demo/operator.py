@@ -28,11 +28,7 @@ class OperatorError(RuntimeError):
 
 
 class TransitionError(OperatorError):
-    """A lifecycle node refused a transition.
-
-    Attributes:
-        node: name of the node.
-    """
+    """A lifecycle node refused a transition."""
 
     def __init__(self, node: str, verb: str) -> None:
         super().__init__(f'{node} could not {verb}')

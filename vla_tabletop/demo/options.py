@@ -34,7 +34,6 @@ class DemoOptions:
     Attributes:
         seconds: duration of the closed loop.
         out: folder for bag, parameters, logs and report.
-        bundle: folder of the policy bundle.
         robot: name or path of the robot file, which must be the tabletop's.
         backend: backend of the networks; `auto`: the first in order that can run it here.
         replan_interval: steps; None as configured.

@@ -38,7 +38,6 @@ class Sheet:
 
     Attributes:
         width: inches.
-        columns: columns of a legend.
     """
 
     width: float
@@ -60,10 +59,7 @@ def joints(
     """Commanded and measured positions; every hand-over, instruction and reset is marked.
 
     Args:
-        telemetry: telemetry of the session.
-        units: unit of each joint to plot, in order.
         start_ns: time at which the time axis begins.
-        sheet: size.
     """
     rows = max(len(units), 1)
 
@@ -117,10 +113,6 @@ def tracking(
 
 def tracking_error(telemetry: Telemetry, joint: str) -> tuple[np.ndarray, np.ndarray]:
     """Return how far a joint is from the newest command, wherever there is one.
-
-    Args:
-        telemetry: telemetry of the session.
-        joint: name of the joint.
 
     Returns:
         (n,) times in ns and (n,) measured less commanded positions.
@@ -290,16 +282,7 @@ def plotted_curve(
 
 
 def _usual(steps: np.ndarray) -> np.ndarray:
-    """Usual length of a step at each one: the larger of the medians before and after it.
-
-    The larger, because the first step at a lower rate is as long as those that follow.
-
-    Args:
-        steps: (n,) seconds.
-
-    Returns:
-        (n,) seconds.
-    """
+    """Usual length of a step at each one: the larger of the medians before and after it."""
     count = len(steps)
     if count == 0:
         return steps

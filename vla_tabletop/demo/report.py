@@ -93,11 +93,8 @@ def write_report(
     """Write the page.
 
     Args:
-        path: path of the file.
         telemetry: recorded telemetry; may be empty.
-        parameters: parameters of each node.
         facts: facts of the run, for the table on top.
-        joint_units: unit of each joint to plot, in order.
         failure: reason why the session ended early; '' when it did not.
         images: frames that the bag has.
     """

@@ -82,7 +82,6 @@ def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
     """Print at once; when the terminal is gone, go on without output.
 
     Args:
-        text: text to print.
         end: after it.
         stream: standard output when None.
     """
@@ -173,12 +172,9 @@ class DemoResult:
     """Result of a session.
 
     Attributes:
-        telemetry: telemetry for the report.
-        parameters: parameters of each node, as they were.
         failure: reason why it ended early; '' when it did not. Ctrl-C is no failure.
         unwritten: reasons why a file is missing or ends early, one line each.
         seconds: duration of the closed loop.
-        joint_units: unit of each joint, by its name in messages.
     """
 
     telemetry: Telemetry = field(default_factory=Telemetry)
@@ -195,7 +191,6 @@ def run_session(
     """Run the demo; returns whatever happened, for the report.
 
     Args:
-        options: options of the session.
         interrupt: ends it when wanted; still in charge of the signals after the return.
         say: prints a line for the person.
     """

@@ -80,7 +80,6 @@ class Telemetry:
         measured: joint name to positions.
         commanded: joint name to positions.
         executor: values of the executor's conditions, by condition.
-        executor_reports: number of its reports.
         counters: counter of the executor to its value in each activation.
         tick_p99_ms: over time.
         resets: ROS times between which the simulator put robot and blocks elsewhere.

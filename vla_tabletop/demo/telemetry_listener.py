@@ -28,7 +28,6 @@ class TelemetryListener:
 
     Args:
         robot: names the topics of joints and outputs.
-        telemetry: written to.
         namespace: full name of the nodes' namespace.
     """
 

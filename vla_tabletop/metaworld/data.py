@@ -265,11 +265,7 @@ def _write_shard(path: Path, plan: DataPlan, shard: tuple[TaskName, int]) -> Non
 def _record(
     simulator: Simulator, expert: Expert, task: TaskName, seed: int, number: int
 ) -> dict[str, np.ndarray]:
-    """One episode's frames, and facts of it in arrays of one.
-
-    A scene that a good expert fails in is drawn anew a few times; one that a poor expert fails in
-    is kept.
-    """
+    """One episode's frames, and facts of it in arrays of one."""
     key = [seed, TASKS.index(task), number]
     poor = np.random.default_rng(key).uniform() < _POOR_SHARE
     # From 1 on: NumPy takes a key that ends in 0 for the one without it.

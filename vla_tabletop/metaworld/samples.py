@@ -52,7 +52,6 @@ class MetaWorldSamples:
     A chunk is the expert's actions from a frame on, and the last one again past the episode's end.
 
     Args:
-        data: the demonstrations.
         prompting: prompts of the policy; None for one without language, which tells the tasks
             apart by what it sees.
         statistics: `state.q01` and so on; computed from the data when None.

@@ -34,7 +34,6 @@ class Simulator:
     """One task at a time; a renderer is made anew where the task changes.
 
     Attributes:
-        task: the task that is loaded.
         observation: (39,) the environment's own, of now.
         success: whether the environment has said so since the reset.
         time_s: simulated time since then.

@@ -46,7 +46,6 @@ class JointFollower:
         """Command a trajectory for some of the joints; one point at time 0 is a setpoint.
 
         Args:
-            names: the joints.
             times_s: (points,) from the start, ascending.
             positions: (points, joints) radians.
             start_s: time of the start, on the clock of `update`; None: the next update's.

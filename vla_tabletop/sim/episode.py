@@ -14,7 +14,6 @@ class Verdict:
     """Outcome of one instruction.
 
     Attributes:
-        instruction: instruction as it was given.
         outcome: None for words that no task has.
     """
 

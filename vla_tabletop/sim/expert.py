@@ -56,7 +56,6 @@ class Style:
     """Style of an expert's motion, from good demonstrations to poor ones.
 
     Attributes:
-        speed_m_s: speed of the tip.
         hover_m: height over the target at which it is approached.
         aim_m: (2,) constant error of where it believes the target of a touch to be; a push, which
             forgives less, is always aimed well.
@@ -230,7 +229,7 @@ def _way_to_push(
 def _way_along(tip: Point, block: Point, sign: float, style: Style) -> np.ndarray:
     """Low behind the block: forward while in line with it, back from it while beside its middle.
 
-    Pushed off its middle a block turns and slips aside, the more the longer.
+    A block pushed off its middle turns and slips aside, the more the longer.
     """
     behind = sign * (block[1] - tip[1])
     aside = abs(block[0] - tip[0])
@@ -244,11 +243,7 @@ def _way_along(tip: Point, block: Point, sign: float, style: Style) -> np.ndarra
 
 
 def _approach(tip: Point, target: Point, away: float, style: Style) -> np.ndarray:
-    """One step's way of the tip: up, over and down a funnel to the target.
-
-    Args:
-        away: metres from where the tip may go all the way down.
-    """
+    """One step's way of the tip: up, over and down a funnel to the target."""
     clear = BLOCK_HALF_SIZE_M * 2 + style.hover_m
     z = target[2] + (clear - target[2]) * min(max(away / _FUNNEL_M, 0.0), 1.0)
     up = z - tip[2]

@@ -43,7 +43,6 @@ class Shove:
 
     Attributes:
         start_s: simulated time at which it begins.
-        duration_s: duration of the shove.
         displacement_m: (3, 2) way that each block is pushed in x and y; friction takes about a
             centimetre off it.
     """

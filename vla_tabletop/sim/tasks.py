@@ -147,7 +147,6 @@ def make_task(family: Family, goal: Goal, block_m: np.ndarray) -> Task | None:
     """The plain task of a family for this goal; None if the family has no name for it.
 
     Args:
-        family, goal: wanted.
         block_m: (3, 2 or 3) centres now; they decide who is left-most.
     """
     if (family == 'push') != (goal.side is not None):

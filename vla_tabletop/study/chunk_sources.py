@@ -45,7 +45,6 @@ class PolicySource:
     """A policy bundle; settings are a condition's, noise is the seed's.
 
     Args:
-        bundle: folder of the bundle.
         precision: precision of the large matrices.
         backend: backend of the networks.
     """

@@ -46,7 +46,6 @@ class Condition:
         colours: colours of the blocks that tasks are about; fewer than all where a policy knows no
             others.
         policy_family: family of the bundle among those given to the study; empty if there is one.
-        variant: variant of the scene.
         belt_speed: factor on the speed of moving blocks (1 is 3 to 5 cm/s).
         wording: wording of the instruction; `held_out` are sentences that training never saw.
         absent_cameras: cameras whose image is None.
@@ -57,7 +56,6 @@ class Condition:
         backend: backend of the policy; for `onnxruntime` its files are exported once.
         precision: precision of the policy's large matrices.
         denoise_steps: None is what the bundle recommends.
-        noise_scheduler: scheduler of a policy that has one.
         beta: guidance scale; None is guidance off.
         cfg_mode: way in which the prompt rows of guidance are run.
         advantage: tag of the (conditioned) prompt.

@@ -42,12 +42,10 @@ class EpisodeResult:
 
     Attributes:
         seed: seed of scene, task and noise.
-        family: family of the task.
         outcome: `success`, `wrong_block` or `timeout`.
         touched: the block that was touched or pushed over, None after a timeout.
         meant: the block of the instruction that the robot was given.
         steps: steps from the start to the end.
-        inferences: chunks made.
         refused: chunks that the executor did not take, and answers in tokens that were none.
         delay_steps: mean delay of the chunks taken, the first aside; NaN without any.
         starved_ticks: ticks on hold because a chunk was late.
@@ -101,11 +99,9 @@ def run_episode(
 
     Args:
         world: begins the episode here.
-        source: makes the chunks.
         condition: everything else.
         seed: scene, task and noise are functions of it and the condition.
         index: index of the family among the condition's.
-        on_chunk: called with every chunk.
     """
     source.begin(condition, seed)
     asked = world.begin(condition, seed, index, source.needs_images)

@@ -71,10 +71,7 @@ def _digests(study: Json) -> str:
 
 
 def _same(study: Json) -> list[tuple[str, int, int]]:
-    """Names of conditions that must not differ, how many of their trajectories agree, and of all.
-
-    Studies written before there were such pairs have none.
-    """
+    """Conditions that must not differ, with the trajectories that agree and all of them."""
     return [
         (
             ' and '.join(', '.join(label.values()) for label in pair['labels']),
@@ -237,9 +234,8 @@ def _panel(study: Json, name: str, title: str, factor: float) -> str:
 
 
 def _draw(panel: Any, study: Json, name: str, title: str, factor: float) -> None:
-    """One measure over x, with its intervals; curves stand a little apart so that each can be seen.
-
-    A line joins numbers; between categories there is nothing that it could stand for.
+    """One measure over x, with its intervals; curves stand a little apart so that each can be
+    seen.
     """
     ticks = list(dict.fromkeys(c['label'][study['x']] for c in study['conditions']))
     curves = _curves(study)

@@ -80,7 +80,6 @@ def run_conditions(
     Args:
         conditions: all on the same seeds.
         bundle: folder of the policy; folders by family for conditions with a `policy_family`.
-        seeds: one an episode.
         work: folder of the finished conditions.
         pool: pool of processes, each with one thread and a policy of its own; None: only this one.
         progress: show a bar.
@@ -192,12 +191,7 @@ def bundle_identity(bundle: Path) -> str:
 
 
 def _identity(run: Run, source: str) -> str:
-    """A name for everything that a run's episodes depend on.
-
-    Args:
-        run: condition, bundle and seeds.
-        source: digest of the code.
-    """
+    """A name for everything that a run's episodes depend on."""
     by_policy = run.condition.chunk_source == 'policy'
     parts = {
         'source': source,
@@ -217,11 +211,7 @@ def _write(path: Path, run: Run, episodes: Sequence[EpisodeResult]) -> None:
 
 
 def _read(path: Path) -> list[EpisodeResult]:
-    """A finished condition's episodes.
-
-    Raises:
-        JsonError: the file is not what `_write` writes; names it.
-    """
+    """A finished condition's episodes."""
     return [_episode(mapping) for mapping in read_json(path, LARGEST_RESULT).mappings('episodes')]
 
 

@@ -38,7 +38,6 @@ def jerk_of(
 
     Args:
         positions: (n, joints) commanded positions, one a step.
-        step_time_s: time from row to row.
         seams: indices k such that row k is the last of one chunk and row k + 1 the first of the
             next.
         starts: likewise, where the robot set out from standstill: neither seam nor elsewhere.

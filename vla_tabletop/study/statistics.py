@@ -44,7 +44,6 @@ class Summary:
     """One row of a study's table.
 
     Attributes:
-        success: success of the task.
         obeyed: touched the block that the words meant.
         wrong_block: episodes that ended at a block other than the task's.
         timeout: episodes in which the time ran out.

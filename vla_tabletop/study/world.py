@@ -20,7 +20,6 @@ class Asked:
 
     Attributes:
         instruction: what the robot is told.
-        family: family of the task.
         meant: the block of the instruction; 0 in a world without.
     """
 

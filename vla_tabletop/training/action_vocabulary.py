@@ -78,7 +78,6 @@ class Answers:
     Args:
         text: file of the text vocabulary, which has `ACTION_SYMBOLS`.
         action: tokenizer.json of the actions.
-        dims: dimensions of the policy.
     """
 
     def __init__(self, text: Path, action: Path, dims: Pi0FastDims) -> None:

@@ -95,8 +95,6 @@ def write_demo_bundle(
         tokenizer: the vocabulary's `.model` file; None without language.
         made: facts of its training, for verification.json.
         episodes: a kind of task, on scenes that training never saw; 0 to skip.
-        force: replace what is there.
-        world: world that it was trained in.
         check: runs it there; None: the tabletop's.
         files: further files of its family, copied under their names.
 

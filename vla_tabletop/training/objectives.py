@@ -93,7 +93,6 @@ class GroundObjective(nn.Module):
         """The loss and what to report.
 
         Args:
-            prefix: prefix of the recipe.
             pixel: (B, V, 2) the named thing's centre as `project` gives it.
             place: (B, P) its place in decimetres; state: (B, S) normalised.
             end: (B, A) the chunk's last action, normalised.
@@ -164,7 +163,6 @@ class DiffusionObjective(nn.Module):
     Args:
         draws: (noise, step) pairs a prefix.
         step_weight: (H,) weight of each step's squared error, of mean 1.
-        scheduler: scheduler of the network.
     """
 
     step_weight: Tensor
@@ -239,11 +237,7 @@ class ChunkObjective(nn.Module):
 
 
 class TokenObjective(nn.Module):
-    """Cross entropy of the answers that stand for chunks, each token after the right ones.
-
-    Args:
-        answers: writes the answers.
-    """
+    """Cross entropy of the answers that stand for chunks, each token after the right ones."""
 
     def __init__(self, answers: Answers) -> None:
         super().__init__()

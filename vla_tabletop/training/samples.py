@@ -65,7 +65,6 @@ class TaskMix:
     """Tasks that a policy is taught.
 
     Attributes:
-        share: share of each family of tasks.
         colours: colours of the blocks that the `colour` family names.
     """
 
@@ -78,9 +77,6 @@ class Prompting:
     """A policy's prompts.
 
     Attributes:
-        layout: layout of its template.
-        form: form of the prompts, as policy.yaml has it.
-        tokenizer: tokenizer of the policy.
         length: tokens of a padded prompt.
     """
 
@@ -106,7 +102,6 @@ class Prompting:
         """Tokens and mask of a frame's prompt, (L,) each; a share has no advantage tag.
 
         Args:
-            instruction: the task.
             state: (S,) normalised.
             positive: the frame's advantage tag.
             rng: draws whether the tag is there.

@@ -67,7 +67,6 @@ class Start:
     """A trained bundle that training goes on from.
 
     Attributes:
-        weights: file of the tensors.
         sha256: SHA-256 of that file.
         tokenizer: file of the vocabulary; None without language.
         files: files of the bundle that are its family's own.

@@ -66,7 +66,6 @@ class TrainingSettings:
     """Settings of a training; with the data set they fix the result on one machine.
 
     Attributes:
-        family: family of the policy; has a recipe.
         seed: seed of weights, batches and noise.
         see_steps, ground_steps, act_steps: optimiser steps of the three stages.
         batch: frames a step.
@@ -122,7 +121,6 @@ class Training:
     """One run, from its checkpoint if there is one.
 
     Args:
-        plan: settings of the training.
         samples: batches and statistics.
         number_tokens: token ids of the state bins, in order; empty without language.
         vocabulary: size of the text table; 0 without language.

@@ -81,9 +81,7 @@ class TrainingSamples(Protocol):
     """Batches of a world's demonstrations, and the statistics that the policy ships with.
 
     Attributes:
-        world: the world.
         statistics: `state.q01` and so on.
-        action_normalizer: of the actions.
         episode: (F,) number of each frame's episode.
     """
 

@@ -71,8 +71,6 @@ def play_live(
     """Play a recording through a policy node.
 
     Args:
-        run: the recording.
-        changes: changes from it.
         offline: episode, number and stamp to the inference as it was run offline.
         rate: times as fast as recorded; 0: as fast as the node answers.
 
@@ -153,10 +151,7 @@ def _compare(
 def _options(
     run: RecordedRun, changes: Changes, folder: Path
 ) -> tuple[Any, float, dict[str, int], tuple[int, ...]]:
-    """Return the node's start options, the step time, and the ages of frames and states.
-
-    The node's robot file is written to the folder.
-    """
+    """Return the node's start options, the step time, and the ages of frames and states."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.nodes.player.steps import PolicyNodeOptions
     from vla_runtime.robot.file import as_played

@@ -37,9 +37,7 @@ def ray_pool(
     """Return the cluster at an address as a pool.
 
     Args:
-        address: address given with `--ray`.
         option: option of the verb that limits processes.
-        processes: value of that option; None: not given.
         inputs: files and folders that every machine must have.
         packages: Python packages that every machine must have.
         cpus: CPUs of one piece of work.

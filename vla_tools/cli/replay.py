@@ -205,11 +205,7 @@ def _compared_nothing(result: Json) -> bool:
 
 
 def _check_together(arguments: argparse.Namespace, several: bool) -> None:
-    """Refuse options that do not go together, or would have no effect.
-
-    Raises:
-        ValueError: names them.
-    """
+    """Refuse options that do not go together, or would have no effect."""
     if arguments.live and (arguments.open_loop or several):
         raise ValueError(
             '--live plays one recording here: not several, no --open-loop, --ray or --out'

@@ -199,7 +199,6 @@ class _Workload:
         counts: operations and bytes of the networks.
         precision: precision of the large matrices, a key of `MATRIX_BYTES`.
         views: cameras whose image has changed at a miss.
-        steps: denoise steps.
         answer_tokens: most tokens of an answer; None for a head that does not write tokens.
         rows: numbers of prompt rows that are loaded.
         kernels: kernels that PyTorch launches, by what runs the expert's layers; empty where they
@@ -220,13 +219,7 @@ def _on_device(
     workload: _Workload,
     needs: Mapping[str, Mapping[int, MemoryNeed]],
 ) -> dict[str, Any]:
-    """Return what one device makes of the workload: builds, what fits, floors of every phase.
-
-    Args:
-        device: a row of the table.
-        workload: the policy to run there.
-        needs: memory by backend and rows.
-    """
+    """Return what one device makes of the workload: builds, what fits, floors of every phase."""
     from vla_tools.performance.roofline import fits, largest_engine_bytes
 
     precision = workload.precision
@@ -286,10 +279,6 @@ def _sizes(need: MemoryNeed) -> dict[str, int]:
 def _build_on(device: Device, largest: int) -> dict[str, Any]:
     """Memory that building engines takes, in bytes: on the device, on the host beside it (not in
     the tables), and in swap (None where swap does not help).
-
-    Args:
-        device: the device that builds them.
-        largest: bytes of the weights in the largest engine.
     """
     from vla_convert.export.tensorrt.build import DEFAULT_WORKSPACE, MemoryEstimate
 

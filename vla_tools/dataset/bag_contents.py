@@ -45,7 +45,6 @@ class JointSeries:
     """Rows of numbers over time.
 
     Attributes:
-        names: names of the columns.
         times_ns: times of the rows, rising.
         rows: each of them one number a name.
     """
@@ -121,8 +120,6 @@ class BagContents:
     """Contents of a bag, pixels left out.
 
     Attributes:
-        reader: reader of the bag.
-        clock: clock of all times.
         states: one a joint of the robot file, in its order.
         actions: one an output of the robot file that is in the bag.
         missing_outputs: topics of those that are not.

@@ -57,7 +57,6 @@ class RobotTopics:
     """Topics of a robot file in a bag.
 
     Attributes:
-        namespace: namespace of the robot there.
         cameras: camera to its topic.
         joints: joint to its topic.
         outputs: topic of the robot file to the bag's, of the commands that are in it.
@@ -76,9 +75,7 @@ class BagFacts:
     """Facts of one bag.
 
     Attributes:
-        robot: the robot file.
         missing_outputs: topics of its commands that are not in the bag.
-        has_words: an instruction is in it.
         instructions: topic of the instructions; None without one.
         needs_words: False where the policy that was recorded reads no instruction.
         step_time_s: step time of the policy, seconds; None where nothing tells it.

@@ -24,9 +24,6 @@ _PNG_COMPRESSION = 3
 class BagFrames:
     """Gives the frames of a bag's episodes in their order.
 
-    Args:
-        episodes: all that will be asked for.
-
     Attributes:
         damaged: frames that could not be decoded; the one before was taken.
         faults: camera to the first of them, in words for a person.

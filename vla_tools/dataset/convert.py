@@ -63,9 +63,6 @@ class Result:
 
     Attributes:
         layout: layout of every frame.
-        episodes: number of them.
-        frames: number of them.
-        tasks: tasks of the episodes.
         verdicts: verdicts on the episodes; None where nobody judged.
         too_short: episodes that were left out.
         others: likewise, for their verdict.
@@ -153,9 +150,6 @@ def convert(
     Args:
         paths: recordings, in the order of their episodes.
         out: folder of the data set; appears complete or not at all.
-        options: options of the data set.
-        force: replace the data set that is there.
-        progress: shows progress.
 
     Raises:
         ValueError: something is missing in a bag, or the folder cannot be written.
@@ -186,11 +180,7 @@ def convert(
 def _read(
     path: Path, options: DatasetOptions, fps_before: int | None
 ) -> tuple[BagContents, Robot, Grid]:
-    """Read one bag, after a quick look that finds what would refuse it.
-
-    Raises:
-        ValueError: it cannot be used; says what is damaged.
-    """
+    """Read one bag, after a quick look that finds what would refuse it."""
     reader = BagReader(path)
     try:
         facts = read_facts(reader, options.robot, options.namespace)

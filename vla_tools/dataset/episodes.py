@@ -23,7 +23,6 @@ class Grid:
     """Rate and limits of the frames taken from a bag.
 
     Attributes:
-        fps: frames a second.
         frame_age_ns: a camera's frame may be so old.
         shortest_s: episodes shorter than this are left out.
         measured_actions: actions are the positions measured at the next frame.

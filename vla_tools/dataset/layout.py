@@ -57,9 +57,7 @@ class EpisodeFacts:
 
     Attributes:
         task: task in plain words.
-        frames: number of them.
         success: None where nobody judged.
-        source: path of the recording.
         start_ns: ROS time of the first frame.
     """
 
@@ -103,11 +101,8 @@ class Layout:
     """Content of every frame; all bags of a data set have the same.
 
     Attributes:
-        robot: name of the robot.
         fps: frames a second.
         cameras: camera to the (height, width) of its frames.
-        state: names of the measured numbers.
-        action: names of the commanded numbers.
         units: joint of the robot file to its unit, and whether it is continuous.
         judged: every episode was judged, so each frame says whether it ends in success.
     """

@@ -38,7 +38,6 @@ def read_frames(path: Path, times_s: Sequence[float], tolerance_s: float) -> Ite
     """Yield the frame (height, width, 3) uint8, RGB, that is nearest to each time.
 
     Args:
-        path: the video.
         times_s: seconds from its first frame, rising.
         tolerance_s: largest distance of a frame from its time.
 
@@ -110,8 +109,6 @@ class StoredObservation:
     Attributes:
         images: camera to the PNG or JPEG.
         state: (state,) float32, in the bundle's order.
-        task: the instruction.
-        file: where it is stored, for messages.
     """
 
     images: Mapping[str, bytes]
@@ -143,9 +140,7 @@ def read_observations(
     Args:
         folder: data set whose cameras and state have the bundle's names, or those that the bundle's
             `rename_map` makes of them.
-        spec: the bundle's.
         count: most frames.
-        seed: of the draw.
 
     Raises:
         DatasetError: no data set of version 2 or 3, or a camera or a state that is missing; names

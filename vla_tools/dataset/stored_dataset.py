@@ -27,7 +27,6 @@ class StoredDataset:
     """A data set's folder.
 
     Attributes:
-        folder: the folder.
         features: `features` of info.json, each a mapping.
         fps: frames a second.
         tables: files of its frames, in order.

@@ -202,7 +202,6 @@ def index_statistics(
 
     Args:
         lengths: frames of the episodes.
-        tasks: task number of each.
         first_index: index of its first frame in the data set.
         fps: frames a second.
     """

@@ -90,10 +90,6 @@ class DatasetWriter:
     Args:
         folder: empty.
         layout: layout of every frame.
-
-    Attributes:
-        episodes: written so far.
-        frames: written so far.
     """
 
     def __init__(self, folder: Path, layout: Layout) -> None:

@@ -34,10 +34,8 @@ def write_student(
 
     Args:
         target: folder of the new bundle; replaced with `force`.
-        teacher: its bundle.
         distillation: the finished run.
         made: facts of the run, for verification.json.
-        force: replace what is there.
     """
     settings, spec = distillation.settings, teacher.spec
     kept = [STATISTICS_FILE] if spec.tokenizer is None else [STATISTICS_FILE, spec.tokenizer]

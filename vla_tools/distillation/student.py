@@ -51,8 +51,6 @@ def read_checkpoint(
 
     Args:
         path: file that `torch.save` wrote.
-        kinds: type of each field.
-        device: device of the tensors.
 
     Raises:
         ValueError: the file is cut short or changed, or a field is missing or of another type.
@@ -118,15 +116,12 @@ class DistillationSettings:
     Attributes:
         steps: numbers of Euler steps that the student learns, ascending.
         teacher_steps: Euler steps of the teacher.
-        updates: optimiser steps.
         batch: observations of an update.
         draws: noises of an observation.
         learning_rate: peak; a short warm-up, then a cosine to a hundredth.
         average: memory of the exponential moving average that becomes the student.
-        seed: seed of the order and of the noise.
         teacher: identity of the teacher's bundle.
         data: identity of the data set, see `data_identity`.
-        frames: number of its frames that were drawn.
     """
 
     steps: tuple[int, ...]
@@ -176,8 +171,6 @@ class Distillation:
 
     Args:
         bundle: the teacher, with a `flow` head.
-        observations: frames of a data set.
-        settings: settings of the run.
         folder: folder of `checkpoint.pt`.
         device: `cpu` or `cuda`.
 

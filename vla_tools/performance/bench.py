@@ -65,7 +65,6 @@ class BenchOptions:
     """Options of a benchmark.
 
     Attributes:
-        backend, device, precision: backend, device and precision, as for `Policy.load`.
         views: cameras with an image; None: all that the bundle has.
         rows: prompt rows; 2 is fused guidance.
         steps: denoise steps; None: as many as the bundle recommends.
@@ -107,8 +106,6 @@ class Kind:
     """One kind of inference.
 
     Attributes:
-        name: name of the kind.
-        new_views: number of views with a new image.
         settings: settings of the policy; None: as they are.
     """
 
@@ -136,7 +133,6 @@ def run_bench(
     """Load the policy, measure it, and close it.
 
     Args:
-        options: options of the measurement.
         progress: function that wraps the rounds, e.g. in a progress bar.
 
     Returns:
@@ -264,11 +260,7 @@ def _rates(options: BenchOptions, facts: DeviceFacts, threads: int | None) -> Ra
 
 
 def _check(spec: BundleSpec, options: BenchOptions) -> int:
-    """Check the options and return the number of views.
-
-    Raises:
-        ValueError: options that this bundle or this machine cannot serve.
-    """
+    """Check the options and return the number of views."""
     present = sum(camera.present for camera in spec.cameras)
     views = present if options.views is None else options.views
     if not 1 <= views <= present:

@@ -46,7 +46,6 @@ class Setup:
 
     Attributes:
         views: cameras with a new image at a miss.
-        steps: denoise steps.
         rows: prompt rows; 2 is fused guidance.
     """
 
@@ -60,7 +59,6 @@ class CostPoint:
     """One value of one axis.
 
     Attributes:
-        value: value on the axis.
         as_is: True for the bundle's own value.
         least_ms: roofline by kind (`miss`, `hit`); empty without rates.
         measured_ms: percentiles by kind; empty for what was not measured.
@@ -246,9 +244,6 @@ def published_predictions(
     published: Mapping[str, Mapping[str, Mapping[str, float]]],
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return the predicted times of PyTorch on CUDA, ms, for sizes whose kernels were counted.
-
-    Args:
-        published: return value of `published_floors`.
 
     Returns:
         by size and what runs the expert's layers (`SIZE, torch`), device and kind

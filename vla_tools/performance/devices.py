@@ -28,7 +28,6 @@ class Device:
     """One device, from its maker's documents.
 
     Attributes:
-        name: name for people.
         memory_gib: all of it; on a Jetson shared with the system.
         reserved_gib: part of it that a policy cannot use (an estimate).
         bandwidth_gb_s: memory bandwidth, 10^9 bytes a second.

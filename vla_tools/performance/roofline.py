@@ -40,7 +40,6 @@ class Floor:
     """The least time of some work.
 
     Attributes:
-        milliseconds: least time.
         bound: `compute` or `memory`; for a sum `mostly` and its longest phase.
     """
 
@@ -94,7 +93,6 @@ def phase_floors(
     Args:
         precision: precision of the large matrices, a key of `MATRIX_BYTES`.
         rows: prompt rows, 2 under guidance.
-        steps: denoise steps.
         views: cameras whose image has changed at a miss.
 
     Returns:
@@ -124,7 +122,6 @@ def miss_shares(floors: Mapping[str, Floor], views: int) -> dict[str, float]:
     """Return each phase's share of the least time of a miss.
 
     Args:
-        floors: least times by phase, from `phase_floors`.
         views: cameras whose image has changed at a miss.
 
     Returns:
@@ -218,7 +215,6 @@ def predicted_ms(
     Args:
         floors: least times by phase, from `roofline.phase_floors`, for one prompt row.
         views: cameras whose image has changed at a miss.
-        steps: denoise steps.
     """
     return {
         phase: floors[phase].milliseconds + 1e3 * SECONDS_A_KERNEL * count

@@ -36,8 +36,6 @@ class BagTopics:
         cameras: policy's camera name to topic.
         joints: joint to topic and its name in messages, in the policy's order of the state.
         measured: every measured joint of the robot file to the same.
-        namespace: namespace of the robot in the bag.
-        clock: clock of all times.
     """
 
     cameras: Mapping[str, str]
@@ -53,9 +51,6 @@ def find_topics(
     """Find the robot file's topics in a bag.
 
     Args:
-        reader: reader of the bag.
-        robot: the robot file.
-        policy: loaded.
         namespace: namespace of the robot in the bag; None: the only one that has its topics.
 
     Raises:
@@ -115,7 +110,6 @@ class Instructions:
 
     Attributes:
         times_ns: times at which each was recorded, rising, on the bag's clock.
-        texts: text of each.
     """
 
     times_ns: Sequence[int]

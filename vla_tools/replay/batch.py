@@ -26,7 +26,6 @@ def run_batch(units: Sequence[Unit], folder: Path, pool: Pool) -> Iterator[tuple
     """Yield every unit with its result, those that are there already first.
 
     Args:
-        units: units to run.
         folder: folder of the results; must exist.
         pool: runs them; opened only if a result is missing.
 

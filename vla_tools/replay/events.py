@@ -30,12 +30,7 @@ class HoldEvent:
 
 @dataclass(frozen=True)
 class Events:
-    """Hand-overs and holds of the executor in a policy's namespace.
-
-    Attributes:
-        handovers: hand-overs in the order of time.
-        holds: likewise.
-    """
+    """Hand-overs and holds of the executor in a policy's namespace."""
 
     handovers: tuple[HandoverReport, ...]
     holds: tuple[HoldEvent, ...]

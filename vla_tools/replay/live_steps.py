@@ -65,7 +65,6 @@ def live_steps(
     """Yield every inference with its step, or why it cannot be played.
 
     Args:
-        run: the recording.
         settings: settings of every inference, in place of the recorded ones.
         ages_ns: recorded camera that the policy uses, to the time by which it wants the frame older
             than the camera's newest; 0 for the newest.
@@ -184,14 +183,7 @@ def _earlier_measured(
 def _measured(
     recorded: RecordedInference, key: str, given: np.ndarray, stamp_ns: int
 ) -> list[PlayedMessage]:
-    """Return a state of an inference as messages, one a topic.
-
-    Args:
-        recorded: the inference.
-        key: the report's name of the state as it was measured.
-        given: the same as the policy was given it.
-        stamp_ns: stamp of the messages.
-    """
+    """Return a state of an inference as messages, one a topic."""
     description = recorded.description
     if key in recorded.report:
         positions = np.array([float(text) for text in recorded.report[key].split()])

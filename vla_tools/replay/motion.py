@@ -61,12 +61,10 @@ class OpenLoopError:
 
     Attributes:
         joints: position columns that are measured.
-        units: unit of each.
         step_time_s: seconds between two steps.
         mean: (steps, joints) mean absolute difference of predicted and measured position.
         largest: (steps, joints) largest.
         still: (steps, joints) mean absolute difference from the position at the observation.
-        predictions: number of predictions.
     """
 
     joints: tuple[str, ...]
@@ -89,8 +87,6 @@ def open_loop_error(
 
     Args:
         predictions: stamp of the observation, and the chunk in robot units.
-        motion: measured motion.
-        robot: the robot file.
 
     Raises:
         ReplayError: there is nothing to compare.

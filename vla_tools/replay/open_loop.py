@@ -53,9 +53,7 @@ class OpenLoop:
     """Predicts every so often along a bag.
 
     Args:
-        reader: reader of the bag.
         topics: the robot file's in it.
-        policy: loaded.
         settings: settings of every inference.
         instruction: gives the task in plain words at a time (ns); empty for none.
         every_s: seconds between two predictions.

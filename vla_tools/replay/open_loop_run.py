@@ -35,12 +35,10 @@ class OpenLoopResult:
     """Result of one bag.
 
     Attributes:
-        recording: path.
         error: error by step ahead and joint.
         missing: reason to number of predictions that could not be made.
         times: way in which messages got their times, where that is not by their stamps.
         problems: parts that could not be read.
-        replay_s: duration of the replay.
     """
 
     recording: str
@@ -109,14 +107,12 @@ def run_open_loop(
     """Predict along a bag and compare with the motion in it.
 
     Args:
-        path: path of the bag.
         changes: bundle, backend, device, precision, threads and settings; what is left out is as
             recorded, or the default where the bag was not recorded with the policy.
         robot: the robot file; None: the recorded one.
         instruction: the task in plain words; None: those in the bag.
         every_s: seconds between two predictions.
         namespace: namespace of the robot in a bag of several; None: the only one.
-        progress: shows progress.
 
     Raises:
         ValueError: something is missing in the bag, or the policy cannot be loaded.

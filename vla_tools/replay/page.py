@@ -35,11 +35,7 @@ _DIGITS = 5
 
 
 class ReplayPage:
-    """Collects what the page shows, inference by inference.
-
-    Args:
-        inferences: number that will come.
-    """
+    """Collects what the page shows, inference by inference."""
 
     def __init__(self, inferences: int) -> None:
         self._every = -(-inferences // _MOST_WITH_IMAGES) or 1

@@ -41,11 +41,9 @@ class RecordedInference:
     Attributes:
         time_ns: time at which the report was recorded.
         episode: episode of the request that it answered.
-        number: inference number.
         stamp_ns: ROS time of the observation.
         state: (state_dim,) float64, as the policy was given it.
         earlier_states: states of the steps before, as `state`, the newest first.
-        instruction: instruction that the policy was given.
         stamps_ns: camera, and `state`, to the stamp of what went in.
         values: every setting in force, by the node's name of it.
         report: all of the report's values, as texts.
@@ -87,9 +85,6 @@ class RecordedRun:
     """All inferences of one policy node in a recording.
 
     Attributes:
-        reader: reader of the recording.
-        node: full name of the policy node.
-        inferences: inferences in the order of their reports.
         frame_keys: topic to keys of the frames that are there bit for bit.
         content_topics: camera topics whose frames are known by their content.
         reduced_topics: camera topics that have reduced frames only.
@@ -119,7 +114,6 @@ def read_run(reader: BagReader, node: str | None = None) -> RecordedRun:
     """Read all but the pixels of a recording.
 
     Args:
-        reader: reader of the recording.
         node: full name of the policy node; None: the only one there is.
 
     Raises:
@@ -370,7 +364,6 @@ class CompleteInference:
     """An inference that can be repeated.
 
     Attributes:
-        recorded: inference as it was reported.
         messages: camera to its message.
         raw: camera to the same as it stands in the bag.
     """
@@ -382,12 +375,7 @@ class CompleteInference:
 
 @dataclass(frozen=True)
 class SkippedInference:
-    """An inference that cannot be repeated.
-
-    Attributes:
-        recorded: inference as it was reported.
-        reason: name of what is missing.
-    """
+    """An inference that cannot be repeated."""
 
     recorded: RecordedInference
     reason: str

@@ -48,7 +48,6 @@ def observation_of(
     """Return what a policy is given for a recorded inference.
 
     Args:
-        found: inference with its frames.
         match, cameras, state: robot match, cameras and state of the policy, from `fit_recording`.
 
     Raises:
@@ -76,7 +75,6 @@ def recorded_observations(path: Path, bundle: Bundle, most: int) -> list[Observa
     """Read evenly spread observations of a recording, in the units of a bundle's policy.
 
     Args:
-        path: path of the recording.
         bundle: bundle of the policy; the recorded one may have been another for the same robot.
         most: most observations; of more every second one is read, every third one, and so on.
 
@@ -107,7 +105,6 @@ class ChunkError:
     """Difference of a chunk from the recorded one.
 
     Attributes:
-        joints: names of the columns.
         absolute: (steps, joints) float64 absolute difference, in robot units.
         identical: every number is the same, bit for bit.
     """
@@ -144,8 +141,6 @@ class ErrorTotal:
     """Largest and mean error of many chunks, per joint and per step.
 
     Attributes:
-        joints: names of the columns.
-        chunks: number of chunks compared.
         identical: number of them that are the same bit for bit.
     """
 
@@ -191,10 +186,8 @@ class ReplayedInference:
     """One inference, run again.
 
     Attributes:
-        recorded: inference as it was reported.
         messages: camera to its message.
         chunk: chunk in the robot's names and units.
-        report: report of the policy.
         error: difference from the recorded chunk; None where none is in the recording, or where
             the two cannot be compared.
         note: reason why they cannot, or why the comparison says little; empty when it does.
@@ -236,8 +229,6 @@ class Replay:
     """Runs the inferences of one recording.
 
     Args:
-        run: the recording.
-        changes: changes from the recording.
         policies: loads the policies and keeps the last; None: none is kept.
 
     Attributes:

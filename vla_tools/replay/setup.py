@@ -28,9 +28,6 @@ class Changes:
     """Differences from the recording that were asked for; None or empty: as recorded.
 
     Attributes:
-        bundle: folder of the bundle.
-        backend: backend of the networks.
-        device: device that they run on.
         precision: number format of their large matrices.
         threads: CPU threads of each network.
         settings: setting to value, by the node's names.

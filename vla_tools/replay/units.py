@@ -42,8 +42,6 @@ class Unit:
     """One recording to replay.
 
     Attributes:
-        recording: path.
-        changes: changes from the recording.
         node: full name of the policy node; None: the only one.
         open_loop: options of an open loop; None: inferences are run again.
     """

@@ -139,8 +139,6 @@ def run_selftest(device: str, families: Sequence[str], steps: Steps) -> dict[str
     Args:
         device: `cpu` (PyTorch and ONNX Runtime), `cuda` or `cuda:N` (PyTorch), `tensorrt` or
             `tensorrt:N`.
-        families: policies to try.
-        steps: takes the steps.
 
     Returns:
         median milliseconds of an inference by backend and policy.
@@ -217,12 +215,7 @@ def _capability(index: int) -> tuple[int, int]:
 
 
 def _pytorch_fits(index: int) -> str:
-    """Compare PyTorch's kernels with the GPU.
-
-    Raises:
-        ValueError: a CPU build, one that the driver does not serve, or one without kernels for
-            this GPU.
-    """
+    """Compare PyTorch's kernels with the GPU."""
     import torch
 
     if torch.version.cuda is None:
@@ -245,12 +238,7 @@ def _pytorch_fits(index: int) -> str:
 
 
 def _serves(architecture: str, major: int, minor: int, driver: tuple[int, int]) -> bool:
-    """Return whether kernels of `sm_87` run on a GPU, or those of `compute_87` can be compiled.
-
-    Args:
-        architecture: architecture that the kernels were made for.
-        major, minor: compute capability of the GPU.
-    """
+    """Return whether kernels of `sm_87` run on a GPU, or those of `compute_87` can be compiled."""
     found = re.fullmatch(r'(sm|compute)_(\d+)(\d)([af]?)', architecture)
     if not found:
         return False
@@ -319,11 +307,7 @@ def _try_tensorrt(
 
 
 def _use_device(runtime: CudaRuntime) -> str:
-    """Copy there and back, and replay a captured copy on data that came after the capture.
-
-    Raises:
-        ValueError: other numbers came back.
-    """
+    """Copy there and back, and replay a captured copy on data that came after the capture."""
     data = np.arange(_COPIED // 4, dtype=np.float32)
     source, target = (runtime.allocate(data.nbytes) for _ in range(2))
     runtime.upload(source, data)
@@ -339,11 +323,7 @@ def _use_device(runtime: CudaRuntime) -> str:
 
 
 def _same_cuda(driver: tuple[int, int]) -> str:
-    """Compare the CUDA that TensorRT's package was made for with the driver's.
-
-    Raises:
-        ValueError: the package is for a newer CUDA.
-    """
+    """Compare the CUDA that TensorRT's package was made for with the driver's."""
     found = []
     for major in (11, 12, 13):
         for package in ('tensorrt-cu{}', 'tensorrt-rtx-cu{}-bindings'):

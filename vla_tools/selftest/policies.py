@@ -70,10 +70,7 @@ def names_of(
     """Return the unpacked policies that try these families on a GPU, in float32 first.
 
     Args:
-        folder: folder that they were unpacked into.
-        families: families to try.
         capability: compute capability of the GPU, which multiplies bfloat16 from (8, 0) on.
-        precisions: precisions that the backend has.
     """
     if capability < (8, 0):
         return list(families)

@@ -18,11 +18,9 @@ class Step:
     """One step that was tried.
 
     Attributes:
-        name: name of what was tried.
         state: `passed`, `failed` or `skipped`.
         detail: finding, or the reason.
         mend: remedy of a failed step; empty where the reason names it.
-        seconds: duration of the step.
     """
 
     name: str
@@ -42,10 +40,8 @@ class Steps:
     Args:
         begin: called with a step's name before it runs. A step may end the process (a library that
             crashes); the name is then the last that was shown.
-        end: called with each finished step.
 
     Attributes:
-        done: finished steps.
         context_lost: a step has cost the CUDA context; what follows on it makes no sense.
     """
 

@@ -81,13 +81,11 @@ def add_onnx(
 
     Args:
         folder: folder being filled, with weights.safetensors.
-        spec: contents of its policy.yaml to be.
         precision: precision of the matrix products.
         bars: function that makes progress bars.
         report: function called with the receipt, where all errors are within the bounds.
         cases: cases made of observations, for 8 bits.
         beside: precision of the large matrices that 8 bits leave out.
-        attention: form of attention in the files.
 
     Raises:
         ExportError: `onnx` or `onnxruntime` is not installed, the disk has not enough room, or
@@ -142,9 +140,7 @@ def check_attention(attention: Attention, precision: Precision, spec: BundleSpec
     """Refuse fused attention in float32, or with heads that no kernel has (ExportError).
 
     Args:
-        attention: form of attention.
         precision: precision of the products that 8 bits leave out, else of all.
-        spec: contents of the bundle's policy.yaml.
     """
     if attention == 'fused' and precision == 'float32':
         raise ExportError(
@@ -213,7 +209,6 @@ def export_bundle(
     Its old ONNX files, and the engines built from them, are not copied.
 
     Args:
-        source: the bundle to copy.
         target: the new bundle's folder; the source's own with `force`.
         precision: precision of the matrix products.
         force: replace a bundle that lies at the target.
@@ -221,7 +216,6 @@ def export_bundle(
         report: function called with the receipt, as for `add_onnx`.
         observations: observations of the policy at its task, for 8 bits.
         beside: precision of the large matrices that 8 bits leave out.
-        attention: form of attention in the files.
 
     Raises:
         BundleError: the target exists.

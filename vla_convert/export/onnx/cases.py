@@ -150,12 +150,7 @@ _REAL_PROMPTS = (8, 64)
 
 
 def seeded_cases(folder: Path, spec: BundleSpec) -> list[Case]:
-    """The inputs for this policy's shapes, the same every time.
-
-    Args:
-        folder: folder of the bundle, with its tokenizer.
-        spec: contents of the bundle's policy.yaml.
-    """
+    """The inputs for this policy's shapes, the same every time."""
     random = np.random.default_rng(SEED)
     first = _first_token(folder, spec)
     return [
@@ -170,7 +165,6 @@ def record_cases(folder: Path, spec: BundleSpec, cases: list[Case] | None = None
 
     Args:
         folder: folder of the bundle, not sealed yet, with `onnx/`.
-        spec: contents of the bundle's policy.yaml.
         cases: with PyTorch's outputs; None: compute them.
     """
     if cases is None:
@@ -302,7 +296,6 @@ class Reference:
     """PyTorch's float32 networks, one at a time.
 
     Args:
-        spec: contents of policy.yaml.
         weights: the bundle's weights.safetensors.
     """
 

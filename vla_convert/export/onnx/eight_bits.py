@@ -102,7 +102,6 @@ def matrix_of_bundle(
 
     Args:
         stored: name in the graph: those of the bundle, joined by `+`, and the precision.
-        weights, factors: as for `matrix_faults`.
     """
     names = stored.rpartition('/')[0].split('+')
     if not {*names} <= {*weights.names}:
@@ -257,7 +256,6 @@ def scales_of(largest: Tensor, kind: torch.dtype = torch.int8) -> Tensor:
     """Return float32 scales for numbers up to these; 1 where all are zero, as TensorRT takes no 0.
 
     Args:
-        largest: absolute numbers.
         kind: type in 8 bits.
     """
     scales = (largest / _LARGEST[kind]).to(torch.float32)

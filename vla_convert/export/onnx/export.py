@@ -92,7 +92,6 @@ def write_onnx(
 
     Args:
         folder: folder of the bundle; its weights.safetensors is read, `onnx/` must not be there.
-        spec: contents of the bundle's policy.yaml.
         precision: precision of the large matrices; everything else stays float32, indices stay
             integers. In 8 bits the baseline is left out.
         quantised: products that are in fewer bits, of this precision.
@@ -169,11 +168,7 @@ def meta_network(spec: BundleSpec, dtype: torch.dtype) -> FlowNetwork:
 
 
 def head_sizes(spec: BundleSpec, precision: Precision) -> dict[str, set[int]]:
-    """Return how many numbers the attention heads of each network have.
-
-    Args:
-        spec: contents of the bundle's policy.yaml.
-    """
+    """Return how many numbers the attention heads of each network have."""
     traced = _TracedNetworks(spec, precision)
     traces = {
         'vision': [traced.vision(1, size) for size in distinct_image_sizes(spec.dims)],

@@ -88,9 +88,6 @@ def four_bit_matrix_faults(
 ) -> list[str]:
     """List the matrices in NVFP4, or in 8 bits beside, that are not the bundle's to the nearest.
 
-    Args:
-        paths, weights, factors: as for `matrix_faults` of 8 bits.
-
     Returns:
         one sentence per fault, naming the file and the matrix
     """

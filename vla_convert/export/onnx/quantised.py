@@ -72,7 +72,6 @@ def quantise_onnx(
     Args:
         folder: folder of the bundle, not sealed yet, with the files that `write_onnx` made in
             float32.
-        spec: contents of the bundle's policy.yaml.
         precision: one of `QUANTISED`.
         cases: cases to take the ranges from, for one row and for two; PyTorch's outputs are added.
         beside: precision of the large matrices that are not rounded so.

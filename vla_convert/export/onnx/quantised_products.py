@@ -78,8 +78,6 @@ class QuantisedProducts(ABC):
         """Write the products of a float32 value (…, in) and matrices, over one rounded input.
 
         Args:
-            graph: graph to write into.
-            x: the input.
             name: of the matrices, joined as the ranges' are.
 
         Returns:

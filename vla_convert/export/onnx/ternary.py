@@ -43,7 +43,6 @@ class TernaryMatrix(NamedTuple):
 
     Attributes:
         name: name of its packed weights.
-        outputs: rows of its matrix.
         scale: () float32, with that of the scores of a query projection.
     """
 
@@ -163,7 +162,6 @@ def ternary_faults(
 
     Args:
         paths: paths of the graphs; their weights are read, one matrix at a time.
-        weights: weights of the bundle.
         factors: parameter name to the factor that the graphs multiply its numbers by.
 
     Returns:

@@ -45,7 +45,6 @@ class Translator:
     """Writes traced modules into one graph.
 
     Args:
-        graph: graph to write into.
         scales: parameter name to the factor that its numbers are multiplied by.
         tokens_on_host: take the rows of the text table that the input `tokens` names as an input of
             their own, and leave the table out.
@@ -246,10 +245,7 @@ class _Translation:
         self._known.update(zip(nodes, parts, strict=True))
 
     def _product(self, x: Value, weights: list[_Weight | Tensor], *, widened: bool) -> Value:
-        """Write the product of x and matrices side by side.
-
-        Its type is that of the matrices; `widened` leaves one in fewer bits in float32, for a bias.
-        """
+        """Write the product of x and matrices side by side."""
         graph, quantised = self._graph, self._quantised
         if isinstance(weights[0], _Weight):
             matrix = self._joined(weights, transposed=True)
@@ -302,11 +298,7 @@ class _Translation:
 
 
 def _numbers(tensor: Tensor, node: Node, name: str) -> Tensor:
-    """Return a constant or buffer of a traced module.
-
-    Raises:
-        ExportError: it was made on PyTorch's meta device, so its numbers were never there.
-    """
+    """Return a constant or buffer of a traced module."""
     if tensor.is_meta and node.users:
         modules = {user.meta['module'] for user in node.users if 'module' in user.meta}
         where = ', '.join(sorted(f"'{path}' ({kind})" if path else kind for path, kind in modules))

@@ -95,7 +95,6 @@ def verify_onnx(
     """Compare a bundle's ONNX files with its PyTorch modules.
 
     Args:
-        spec: contents of the bundle's policy.yaml.
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
         advance: function called with 1 for each of the `verification_steps`.
         keep: function called with the cases and PyTorch's outputs, once all are compared.

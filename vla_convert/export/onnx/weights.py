@@ -87,7 +87,6 @@ class WeightFile:
     """Writes tensors to weights.data and knows where each lies.
 
     Args:
-        folder: folder of the graphs; the file is made there.
         advance: called with the bytes of each written block.
     """
 
@@ -117,7 +116,6 @@ class WeightFile:
         """Return a weight; one name stands for the same numbers in every graph.
 
         Args:
-            name: name of the weight and of what was done to it.
             dtype, shape: dtype and shape of the result of `make`, once converted.
             make: reads the tensor; called the first time only.
         """

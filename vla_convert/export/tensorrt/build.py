@@ -82,9 +82,6 @@ class MemoryEstimate:
     def shared_swap(self, free_bytes: int) -> int | None:
         """Swap that a build takes where one memory is the host's and the GPU's, as on a Jetson.
 
-        Args:
-            free_bytes: free bytes of that memory.
-
         Returns:
             bytes, or None where swap does not help: what a GPU works on is never swapped out
         """
@@ -107,7 +104,6 @@ class BuildPlan:
         precision: precision of the ONNX files.
         beside: precision of the products that int8 leaves out; else the same.
         workspace_bytes: scratch memory that a layer may take.
-        estimate: memory of the largest build.
         timing_cache: file of the kernel times that builds measure, read and written.
         targets: compute capabilities that TensorRT for RTX builds for; else empty.
     """
@@ -278,11 +274,8 @@ def build_engines(
     """Build the planned engines, and try to load each.
 
     Args:
-        plan: plan made by `plan_build`.
         adapter, runtime: the TensorRT and the GPU at hand.
         captures: number of captures of each CUDA graph at load, of which the fastest is kept.
-        progress: called with the progress of a build, where this TensorRT reports it.
-        report: called with each engine once it is written.
 
     Raises:
         TensorRTError: a graph cannot be built; engines that were finished stay.
@@ -494,7 +487,6 @@ def unsupported(graph: GraphFacts, precision: Precision, version: str, rtx: bool
     """List the parts of a graph that a TensorRT release cannot read.
 
     Args:
-        graph: facts of the graph.
         precision: precision of its large matrices.
         version: version of TensorRT, such as `10.3.0`.
         rtx: that for RTX, which has version numbers of its own.

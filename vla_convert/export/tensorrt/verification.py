@@ -56,8 +56,6 @@ def compared_files(folder: Path, engines: Engines, files: Mapping[str, str]) -> 
     """Return the SHA-256 of the compared files, engines, weights and cases, by name.
 
     Args:
-        folder: folder of the engines, which are read.
-        engines: engines by name.
         files: SHA-256 of the bundle's files by name, as in its policy.yaml.
     """
     digests = {entry.file: file_sha256(folder / entry.file) for entry in engines.values()}

@@ -271,11 +271,7 @@ class GrootReader(CheckpointReader):
 
 
 def _slice(stored: StoredTensor, index: int, mapping: Path) -> StoredTensor:
-    """The part of one embodiment; no byte is copied.
-
-    Raises:
-        CheckpointError: the tensor has no such part.
-    """
+    """The part of one embodiment; no byte is copied."""
     count = stored.shape[0] if stored.shape else 0
     if not 0 <= index < count:
         raise CheckpointError(

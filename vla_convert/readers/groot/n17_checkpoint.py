@@ -55,11 +55,7 @@ def n17_sizes(source: Source) -> MakeDims | None:
 
 
 def _stated_backbone(config: JsonMapping) -> _Backbone:
-    """Read the backbone's settings from its config.json.
-
-    Raises:
-        JsonError: a value that is missing or of another kind.
-    """
+    """Read the backbone's settings from its config.json."""
     text, vision = config.mapping('text_config'), config.mapping('vision_config')
     rope = text.mapping('rope_parameters', optional=True)
     if not rope.values:
@@ -127,11 +123,7 @@ def _dims(
 
 
 def _vision(shape: Shapes, backbone: _Backbone) -> QwenVisionDims:
-    """Return the sizes of the vision tower.
-
-    Raises:
-        CheckpointError: patches, positions or squares of patches that do not fit.
-    """
+    """Return the sizes of the vision tower."""
     width, channels, frames, patch, across = shape('vision.patch_embedding.weight', 5)
     positions, _ = shape('vision.position_embedding', 2)
     side = math.isqrt(positions)

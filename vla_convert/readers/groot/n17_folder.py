@@ -97,8 +97,6 @@ def cut_image(
     None where the cameras' aspect is kept and not known.
 
     Args:
-        settings: settings of the processor, as for `image_spec`.
-        images: result of `image_spec`.
         cameras: (height, width) of the cameras' images, where they are known.
 
     Raises:
@@ -192,13 +190,9 @@ class _Settings:
 
     Attributes:
         kind: name of the project that wrote the folder.
-        tag: tag of the robot.
         general: settings of text and normalisation.
-        images: settings of the images.
         modality: groups of dimensions, cameras and frames of this robot.
-        columns: columns of state and actions.
         horizon: actions that the network makes.
-        denoise_steps: Euler steps.
         raw_images: (height, width) of the cameras' images, where the folder says it.
         cameras: names, where `modality` has none.
     """
@@ -300,11 +294,7 @@ def _letterbox_notes(found: _Settings, images: ImageSpec) -> tuple[str, ...]:
 def _camera_images(
     folder: Path, found: _Settings, options: ExportOptions
 ) -> tuple[tuple[int, int], ...]:
-    """(height, width) of the cameras' images, of the folder or else of the options.
-
-    Raises:
-        ExportError: they contradict each other.
-    """
+    """(height, width) of the cameras' images, of the folder or else of the options."""
     given = options.image_size
     if given is None:
         return found.raw_images
@@ -442,11 +432,7 @@ def _nvidia_tag(folder: Path, options: ExportOptions) -> str | None:
 
 
 def _check(found: _Settings) -> None:
-    """Refuse settings that are not reproduced.
-
-    Raises:
-        JsonError: names the field.
-    """
+    """Refuse settings that are not reproduced."""
     for key, expected in (
         ('formalize_language', True),
         ('clip_outliers', True),
@@ -465,11 +451,7 @@ def _check(found: _Settings) -> None:
 
 
 def _cameras(found: _Settings) -> tuple[CameraSpec, ...]:
-    """Cameras in the checkpoint's order: all of the earliest frame, then those of the next.
-
-    Raises:
-        JsonError: frames that are not stated, or that end in the future.
-    """
+    """Cameras in the checkpoint's order: all of the earliest frame, then those of the next."""
     video = found.modality.mapping('video', optional=True)
     names = video.words('modality_keys')
     if names is None:

@@ -24,7 +24,6 @@ class GroupedColumns:
     Attributes:
         statistics: `state.low`, `state.high`, `actions.low` and `actions.high`; those of actions
             (H, n) where a group's range depends on the step.
-        state, actions: numbers of dimensions.
         deltas: column of the state that each action is relative to; None for an absolute one.
         horizon: actions of a chunk that this robot has.
         poses: groups that are end-effector poses.
@@ -162,10 +161,7 @@ def flat_columns(
     """Columns of a policy that LeRobot normalises as two vectors.
 
     Args:
-        path: path of the statistics, for messages.
         statistics: `observation.state.min` and so on.
-        state, actions: numbers of dimensions.
-        horizon: actions of a chunk that this robot has.
 
     Raises:
         ExportError: statistics that are missing or of another length.
@@ -216,11 +212,7 @@ def _joined(parts: list[np.ndarray], horizon: int) -> np.ndarray:
 def _reference(
     config: JsonMapping, name: str, width: int, places: Mapping[str, int], statistics: JsonMapping
 ) -> int:
-    """Return the first column of the state's group that a relative group is relative to.
-
-    Raises:
-        JsonError: the state has no such group, or one of another width.
-    """
+    """Return the first column of the state's group that a relative group is relative to."""
     key = config.get('state_key', str, None) or name
     if key not in places:
         raise config.error('state_key', f"group '{name}': the state has no group '{key}'")

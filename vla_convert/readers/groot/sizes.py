@@ -40,8 +40,6 @@ def settle_stack_heads(
     Args:
         shape: shapes of the checkpoint's tensors.
         parts: `vision`, `context`, `dit`.
-        options: facts that the folder lacks.
-        missing: list that missing and contradictory facts are noted in.
 
     Returns:
         heads by part; None once one is noted missing
@@ -85,8 +83,6 @@ class BackboneModel(Generic[Backbone]):
     """Backbone of a version.
 
     Attributes:
-        policies: name of the version, for messages.
-        prompt: layout of its prompts.
         published: sizes of the published policy; settings: those of its backbone.
         patch_axes: axes of the patch embedding's weights, of which the first is the width.
         stated: reads the settings from the backbone's config.json.
@@ -110,8 +106,6 @@ def alternating_sizes(
     """As `CheckpointReader.sizes`.
 
     Args:
-        source: as for `CheckpointReader.sizes`.
-        model: backbone of the version.
         make: makes the dimensions of the shapes, the backbone's settings, the heads of each stack,
             the folder's facts, and the fields that both versions have.
     """
@@ -171,11 +165,7 @@ def _backbone(
 
 
 def _text_every(folder: Path) -> int:
-    """Interval of cross-attention blocks that read text; LeRobot's folders do not give it.
-
-    Raises:
-        CheckpointError: a DiT whose blocks all see everything.
-    """
+    """Interval of cross-attention blocks that read text; LeRobot's folders do not give it."""
     config = read_json(folder / CONFIG_FILE)
     if not config.get('use_alternate_vl_dit', bool, True):
         raise CheckpointError(

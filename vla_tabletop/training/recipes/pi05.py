@@ -78,7 +78,6 @@ def encode_prefix(network: PiNetwork, pixels: Tensor, rows: Mapping[str, Tensor]
     last prompt token, which only training reads. One head of values is too narrow to read from.
 
     Args:
-        network: the policy.
         pixels: (B, V, 3, S, S).
         rows: tokens, token_mask: (B, L), padded on the right.
     """

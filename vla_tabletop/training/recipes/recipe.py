@@ -46,12 +46,9 @@ class Recipe:
     scheduler's for `diffusion`, cross entropy of what the expert would write for `tokens`.
 
     Attributes:
-        name: name of the family.
-        title: name of the bundle.
         dims: size of the vocabulary to the network's dimensions.
         steps: optimiser steps of each stage, from scratch.
         draws: (noise, time) pairs that share one prefix, for `flow` and `diffusion`.
-        tasks: tasks that it is taught.
         prompt: form of its prompts; None for a family without language, which learns one task.
         initialise: sets the starting weights in place: network, token ids of the numbers that a
             state bin can be, generator.
