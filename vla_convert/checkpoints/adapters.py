@@ -1,9 +1,8 @@
 """Adapters (LoRA) of PEFT's form, merged into the policy that they were trained on.
 
-LeRobot saves such a training as `adapter_config.json` and `adapter_model.safetensors` beside
-config.json and the processors; others may save those two alone. A merged weight is W + s * B A with
-s = alpha / r, or alpha / sqrt(r) (arXiv 2106.09685, 2312.03732). It is float32, whatever W is
-stored in.
+A merged weight is W + s * B A with s = alpha / r, or alpha / sqrt(r) (arXiv 2106.09685,
+2312.03732), in float32. LeRobot saves `adapter_config.json` and `adapter_model.safetensors` beside
+config.json and the processors; other projects may save those two alone.
 """
 
 from __future__ import annotations
@@ -55,13 +54,8 @@ _INITS_OF_BASE = ('pissa', 'olora', 'loftq', 'corda', 'eva')
 
 @dataclass(frozen=True)
 class MergedTensor(ComputedTensor):
-    """A weight with its adapter, computed when it is written.
-
-    Attributes:
-        base: weight below.
-        down: A, (r, inputs).
-        up: B, (outputs, r).
-        scale: s.
+    """A weight W (`base`) plus its adapter, computed when it is written: A (r, inputs) is `down`,
+    B (outputs, r) is `up`.
     """
 
     base: StoredTensor = field(kw_only=True)
@@ -87,14 +81,10 @@ def is_adapter(folder: Path) -> bool:
 
 
 def find_base(folder: Path, given: Path | None, beside: Sequence[str] = ()) -> Path:
-    """Return the folder of the policy that an adapter was trained on.
+    """Return the folder of the policy that an adapter was trained on; `beside`: files that a
+    project other than LeRobot needs beside an adapter.
 
-    Args:
-        given: folder of the policy, as the user says.
-        beside: what an adapter of other projects than LeRobot needs beside it, for messages.
-
-    Raises:
-        ExportError: it is neither given nor where the adapter says, or the adapter lies alone.
+    Raises ExportError: it is neither given nor where the adapter says, or the adapter lies alone.
     """
     stated = read_json(folder / ADAPTER_CONFIG).get('base_model_name_or_path', str, '')
     base = given or (Path(stated) if stated and has_tensors(Path(stated)) else None)
@@ -115,10 +105,8 @@ def find_base(folder: Path, given: Path | None, beside: Sequence[str] = ()) -> P
 
 
 def refuse_unmerged(folder: Path) -> None:
-    """Refuse an adapter beside a policy's weights, which may be merged into them or not.
-
-    Raises:
-        ExportError: names the files.
+    """Refuse an adapter beside a policy's weights, which may be merged into them or not
+    (ExportError).
     """
     files = [name for name in ADAPTER_FILES if os.path.lexists(folder / name)]
     if files and has_tensors(folder):
@@ -131,14 +119,10 @@ def refuse_unmerged(folder: Path) -> None:
 
 
 def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, StoredTensor]:
-    """Find the tensors of a policy with its adapter, by our names.
+    """Find the tensors of a policy (in `base`) with its adapter, by our names.
 
-    Args:
-        names: names of the family's tensors.
-
-    Raises:
-        CheckpointError, JsonError: as `read_tensors`; an adapter that is not reproduced, or that
-            does not fit the policy.
+    Raises CheckpointError and JsonError as `read_tensors`, and for an adapter that is not
+    supported or does not fit.
     """
     tensors, config = read_tensors(base, names), read_json(folder / ADAPTER_CONFIG)
     _check(config)

@@ -166,7 +166,7 @@ def _measure_pose(
     given: tuple[str, ...],
     missing: MissingFacts,
 ) -> None:
-    """Give a pose's dimensions their units: numbers of a matrix have none, positions are in m.
+    """Give a pose's dimensions their units (matrix entries 1, positions m); refuse others.
 
     `rad` for all dimensions says nothing of a pose's positions, and `1` nothing at all: such
     actions may be parts of a scale.
@@ -356,15 +356,10 @@ def ask_for_targets(
     file: Path,
     missing: MissingFacts,
 ) -> None:
-    """Ask what absolute actions are that never came near the states they would command.
+    """Ask about absolute actions whose statistics never come near the states they would command.
 
-    No checkpoint says what its data set stored as actions. A velocity that is taken for a target
-    sends the joint to about 0.
-
-    Args:
-        targets: names of the actions that are targets all the same.
-        stated_deltas: as `FolderFacts.deltas`; None: the folder does not say.
-        missing: takes the question.
+    No checkpoint says what its data set stored as actions; a velocity taken for a target sends the
+    joint to about 0. `targets` names actions that are targets all the same.
     """
     _check_deltas(spec, statistics, stated_deltas, file, missing)
     apart = apart_from_states(spec, statistics)
@@ -390,11 +385,7 @@ def ask_about_units(
     file: Path,
     missing: MissingFacts,
 ) -> None:
-    """Ask about units that the statistics are too small for, but where they were given by name.
-
-    Args:
-        missing: takes the question.
-    """
+    """Ask about units that the statistics are too small for, except those `given` by name."""
     sure = set()
     for text in given or ():
         target = text.rpartition('=')[0]

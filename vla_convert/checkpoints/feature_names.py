@@ -28,9 +28,6 @@ def feature_names(written: object, length: int | None) -> tuple[str, ...] | None
 
     LeRobot's and openpi's data sets write a list, a list in a list, `{"motors": list}`, lists by
     group, a mapping of names to indices or of indices to names.
-
-    Args:
-        length: number of dimensions; None: not known.
     """
     found = _flat(written)
     if not found or (length is not None and len(found) != length):

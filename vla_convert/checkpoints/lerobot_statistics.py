@@ -38,11 +38,10 @@ class StoredStatistics:
     """Statistics of a folder, `action.mean` and so on.
 
     Attributes:
-        before: what observations are normalised with.
-        after: what actions are decoded with.
-        raw: features that training left as they are, to the names that their statistics have.
-            LeRobot 0.4 to 0.6.1 trains with `--rename_map` and looks the data set's statistics up
-            by the new names; what it does not find, it does not normalise.
+        before: for observations.
+        after: for actions.
+        raw: features left unnormalised, to the names of their statistics. LeRobot 0.4 to 0.6.1
+            with `--rename_map` looks statistics up by new names and skips what it does not find.
     """
 
     path: Path
@@ -57,9 +56,9 @@ class Features:
     """Features of a policy that statistics are about.
 
     Attributes:
-        state: feature to its length: the state, then that of the environment if there is one.
+        state: feature to length: the state, then that of the environment if any.
         action: number of real action dimensions.
-        cameras: feature to camera name.
+        cameras: feature to camera.
     """
 
     state: Mapping[str, int]
@@ -79,7 +78,7 @@ def read_normalisation(
     """Read which normalisers the policy was trained with.
 
     Args:
-        raw: features that training left as they are.
+        raw: features that training left unnormalised.
         normalised_images: images go in from [0, 1] as `VISUAL` says; else as [-1, 1].
 
     Raises:
@@ -158,12 +157,8 @@ def read_statistics(
 ) -> dict[str, np.ndarray]:
     """Choose the statistics that this runtime knows.
 
-    Args:
-        normalisation: kinds that the policy was trained with.
-        padded: feature to its padded length; statistics of that length are cut to the feature's.
-
-    Raises:
-        ExportError: statistics that are missing, or not of the features' lengths.
+    `padded`: feature to padded length; statistics of that length are cut. Raises ExportError:
+    statistics missing or of a wrong length.
     """
     path, found, other = stored.path, stored.before, stored.after
     statistics: dict[str, np.ndarray] = {}

@@ -56,8 +56,7 @@ def files_of(folder: Path, part: str) -> list[Path]:
 def read_heads(folder: Path) -> Mapping[str, StoredTensor]:
     """Find the tensors of action head and state projection, named as those of one policy.
 
-    Raises:
-        CheckpointError: a file that is missing, there twice, or damaged; a head that denoises.
+    Raises CheckpointError: a file missing, repeated or damaged; a head that denoises.
     """
     found: dict[str, StoredTensor] = {}
     for part in (ACTION_HEAD, STATE_PROJECTION):
@@ -100,13 +99,8 @@ def oft_facts(
     """Put together the facts of such a folder.
 
     Args:
-        data_set: statistics of state and actions.
-        kind: project that wrote the folder, for messages.
-        image_size: edge of the images in pixels; None: `image_size_key`, where the folder would
-            state it, is not there.
-        prompt_length: tokens of the padded prompt.
-        bounds: statistics of -1 and of 1.
-        usual_horizon: actions of a chunk in the project's trainings on such data sets.
+        image_size: pixels; None: `image_size_key` is missing in the folder.
+        bounds: statistics that become -1 and 1.
 
     Raises:
         JsonError: damaged statistics.

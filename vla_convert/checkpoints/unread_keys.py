@@ -1,8 +1,8 @@
 """Keys of a checkpoint's configurations that its reader did not ask for.
 
-A fork, or a release that is newer than a reader, may have keys that change the network. What a
-reader asks for is known by the asking (`noting_keys`). What it has no use for is listed: here for
-all policies of a project, in `CheckpointReader.known` for those of a family. The rest is told.
+A fork or a newer release may have keys that change the network. `noting_keys` records what a
+reader asks for; keys without a use are listed here for a project, in `CheckpointReader.known` for
+a family. All others are reported.
 """
 
 from __future__ import annotations
@@ -73,11 +73,9 @@ _LONGEST_VALUE = 60
 
 
 def unread_notes(folder: Path, noted: NotedMappings, known: Sequence[str]) -> tuple[str, ...]:
-    """Return a note for each configuration of a folder with keys that nobody knows.
+    """Return a note for each configuration with unknown keys.
 
-    Args:
-        noted: mappings that its reader looked into.
-        known: patterns of whole fields that it has no use for.
+    `noted`: mappings that the reader looked into; `known`: patterns of whole fields without a use.
     """
     patterns = [re.compile(pattern) for pattern in known]
     notes = []

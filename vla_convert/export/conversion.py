@@ -1,7 +1,4 @@
-"""From a checkpoint folder to a policy bundle: gather, check, then write.
-
-Everything is known and checked before the first byte is written.
-"""
+"""From a checkpoint folder to a policy bundle: everything is checked before a byte is written."""
 
 from __future__ import annotations
 
@@ -74,15 +71,11 @@ _SHORTEST_TASK = 'a'
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """A checked bundle that only waits to be written.
+    """A checked bundle that waits to be written.
 
-    Attributes:
-        spec: without files.
-        tensors: this package's names to the stored tensors.
-        statistics: cut to the named dimensions.
-        tokenizer: the file to copy; None without language.
-        notes: for people, about how contradictory facts were read.
-        files: further files to copy, by their names in the bundle.
+    `spec` is without files; `tensors` and `files` go by their names in the bundle; `statistics`
+    are cut to the named dimensions; `tokenizer` is None without language; `notes` tells people how
+    contradictory facts were read.
     """
 
     spec: BundleSpec
@@ -99,9 +92,6 @@ class ExportPlan:
 
 def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) -> ExportPlan:
     """Gather and check everything that a bundle needs; writes nothing.
-
-    Args:
-        checkpoint: a folder of a project and a family that is served.
 
     Raises:
         ExportError: all that is missing or contradictory at once, else the first defect.
@@ -259,15 +249,13 @@ def write_export(
 ) -> Bundle:
     """Write a planned bundle; the target appears complete or not at all.
 
-    Args:
-        force: replace a bundle that lies there.
-        advance: function called with the number of bytes of each copied block of weights.
-        finish: function that adds further files to the folder before it is sealed, such as `onnx/`.
+    Raises BundleError: the target exists; ExportError: too little disk, or the checkpoint changed;
+    OSError.
 
-    Raises:
-        BundleError: the target exists.
-        ExportError: the disk has not enough room, or the checkpoint changed meanwhile.
-        OSError: a file cannot be read or written.
+    Args:
+        force: replace an existing bundle.
+        advance: gets the bytes of each copied block of weights.
+        finish: adds files, such as `onnx/`, before the folder is sealed.
     """
     with new_bundle(target, force=force) as folder:
         free = shutil.disk_usage(folder).free
@@ -321,10 +309,8 @@ def _check_facts(
 class _Settled:
     """Facts of folder and options combined, none missing.
 
-    Attributes:
-        language: tokenizer, template and tokens of a prompt; None for a policy without language.
-        wordless: how many of the data set's tasks have no words; None: all have some.
-        notes: for people, about the data set.
+    `language` is None without language; `wordless` says how many tasks of the data set have no
+    text.
     """
 
     columns: Columns

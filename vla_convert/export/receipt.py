@@ -35,9 +35,8 @@ class Comparison:
     def of(
         cls, file: str, tensor: str, errors: list[tuple[float, float]], precision: str
     ) -> Comparison:
-        """From the largest and mean error of every case.
-
-        Every precision reads the time table in float32.
+        """From the largest and mean error of every case; the time table is float32 in every
+        precision.
         """
         largest, mean = np.array(errors).T
         bound = BOUNDS['float32' if file == TIME_TABLE else precision].tensor
@@ -53,10 +52,8 @@ class Comparison:
 class ChunkComparison:
     """One whole chunk against the reference.
 
-    Attributes:
-        file: file that gave the chunk; `engines` for those of TensorRT.
-        graphs: all that had a part in it, in words.
-        growth: the largest error after each step.
+    `file` gave it (`engines` for TensorRT) with `graphs`, in words; `growth`: largest error after
+    each step.
     """
 
     file: str

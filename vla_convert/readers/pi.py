@@ -97,11 +97,7 @@ def pi_shapes(tensors: Mapping[str, StoredTensor]) -> Shapes:
 
 
 def family_of(tensors: Mapping[str, StoredTensor]) -> str:
-    """Return the family, found from the layers that take the flow time.
-
-    Raises:
-        CheckpointError: neither family's tensors are there, or both are.
-    """
+    """Find the family from the layers of the flow time; CheckpointError: neither, or both."""
     pi05, pi0 = 'time_in.weight' in tensors, 'action_time_in.weight' in tensors
     if pi05 == pi0:
         raise CheckpointError(
@@ -135,9 +131,8 @@ def dims_of(
     """Return all sizes of a policy.
 
     Args:
-        cameras: number of camera inputs, masked ones included.
+        cameras: camera inputs, masked ones included.
         prompt_length: tokens of the padded prompt.
-        horizon: actions of a chunk.
 
     Raises:
         CheckpointError: a tensor is missing or contradicts another or the head counts.
@@ -190,12 +185,10 @@ def read_openpi_folder(
     """Read all facts in an openpi folder.
 
     Args:
-        folder: folder of the checkpoint, with or without config.json.
-        family: found from the tensors; the folder does not state it.
-        asset_id: id of the statistics to use, where the folder has several.
-        statistics_file: a norm_stats.json to use where the folder has none.
-        adapt_to_pi: True where ALOHA's joints were trained on in pi's own convention.
-        actions: number of action dimensions, where it is known.
+        asset_id: needed where the folder has several statistics.
+        statistics_file: a norm_stats.json, where the folder has none.
+        adapt_to_pi: ALOHA's joints are in pi's own convention.
+        actions: action dimensions, if known.
 
     Raises:
         ExportError: missing, ambiguous or damaged statistics or configuration.

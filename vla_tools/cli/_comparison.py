@@ -16,14 +16,10 @@ def compare_engines(
 ) -> tuple[Receipt, dict[str, Any]]:
     """Load and compare the engines in a folder.
 
-    Args:
-        bundle: bundle of the engines, its files compared with their SHA-256.
-        folder, metadata: folder and metadata of the engines, from `find_engines` or of what was
-            just built.
-        device: `cuda` or `cuda:N`.
+    Returns the receipt, and what is written of it.
 
-    Returns:
-        The receipt, and what is written of it.
+    Args:
+        device: `cuda` or `cuda:N`.
 
     Raises:
         ValueError: the bundle has no recorded cases, or the engines cannot be loaded.
@@ -42,7 +38,7 @@ def compare_engines(
 def show_receipt(receipt: Receipt) -> None:
     """Print a receipt: one line per tensor, and the chunk nearest its bound.
 
-    Each chunk has a bound of its own, so that the largest error is not always the worst one.
+    Each chunk has a bound of its own, so the largest error is not always the worst.
     """
     print(f'{receipt.precision} on {receipt.device}, {len(receipt.cases)} cases')
     wide = max([18, *(len(item.tensor) for item in receipt.tensors)])

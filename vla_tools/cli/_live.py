@@ -23,13 +23,11 @@ class LiveResult:
     """Agreement of live, offline and recorded chunks.
 
     Attributes:
-        played: number of inferences that were played.
-        answered: number of them with a chunk of the same observation.
-        as_offline: number of them that are the offline chunk bit for bit.
-        as_recorded: number of them that are the recorded chunk bit for bit.
-        skipped: reason to number of inferences that could not be played.
-        first_difference: first of the others that is not the offline chunk; None: all are.
-        seconds: duration of the playing.
+        answered: inferences with a chunk of the same observation.
+        as_offline: those equal to the offline chunk bit for bit.
+        as_recorded: those equal to the recorded chunk bit for bit.
+        skipped: reason to number of inferences.
+        first_difference: first one unlike the offline chunk; None: all are equal.
     """
 
     def __init__(self) -> None:
@@ -71,8 +69,8 @@ def play_live(
     """Play a recording through a policy node.
 
     Args:
-        offline: episode, number and stamp to the inference as it was run offline.
-        rate: times as fast as recorded; 0: as fast as the node answers.
+        offline: by episode, number and stamp.
+        rate: multiple of the recorded speed; 0: as fast as the node answers.
 
     Raises:
         LivePlayError: the node did not start, or ended.

@@ -147,9 +147,8 @@ def device_table() -> str:
 def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """All figures, as they go into the JSON.
 
-    Raises:
-        ValueError: no model or device, an unknown family, more views than the bundle has.
-        BundleError: the folder is no bundle.
+    Raises ValueError: no model or device, an unknown family, too many views; BundleError: no
+    bundle.
     """
     from vla_tools.performance.roofline import memory_need
 
@@ -196,13 +195,12 @@ class _Workload:
     """The policy whose inference is judged, and how it runs.
 
     Attributes:
-        counts: operations and bytes of the networks.
-        precision: precision of the large matrices, a key of `MATRIX_BYTES`.
-        views: cameras whose image has changed at a miss.
-        answer_tokens: most tokens of an answer; None for a head that does not write tokens.
-        rows: numbers of prompt rows that are loaded.
-        kernels: kernels that PyTorch launches, by what runs the expert's layers; empty where they
-            were not counted.
+        precision: of the large matrices, a key of `MATRIX_BYTES`.
+        views: cameras with a new image at a miss.
+        answer_tokens: most tokens of an answer; None for other heads.
+        rows: loaded numbers of prompt rows.
+        kernels: PyTorch's kernel launches by the implementation of the expert's layers; empty
+            where not counted.
     """
 
     counts: PolicyCounts
@@ -277,8 +275,8 @@ def _sizes(need: MemoryNeed) -> dict[str, int]:
 
 
 def _build_on(device: Device, largest: int) -> dict[str, Any]:
-    """Memory that building engines takes, in bytes: on the device, on the host beside it (not in
-    the tables), and in swap (None where swap does not help).
+    """Memory (bytes) of an engine build: device, host (not in the tables) and swap (None: no
+    help).
     """
     from vla_convert.export.tensorrt.build import DEFAULT_WORKSPACE, MemoryEstimate
 

@@ -1,7 +1,7 @@
 """All but the pixels of a bag: measured and commanded numbers, stamps of frames, and events.
 
-One pass over the bag. Topics are found in whatever namespace they were recorded. All times are of
-one clock (`BagClock`): events have the times of their recording on it.
+One pass over the bag, in whatever namespace it was recorded. All times, also the recording times
+of events, are of one clock (`BagClock`).
 """
 
 from __future__ import annotations
@@ -42,12 +42,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass
 class JointSeries:
-    """Rows of numbers over time.
-
-    Attributes:
-        times_ns: times of the rows, rising.
-        rows: each of them one number a name.
-    """
+    """Rows of one number a name, at rising times."""
 
     names: tuple[str, ...]
     times_ns: list[int] = field(default_factory=list)
@@ -62,13 +57,9 @@ class JointSeries:
             self.rows.append(row)
 
     def at(self, times_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the newest rows at or before these times.
+        """Return the newest rows at or before these times, (n,) int64.
 
-        Args:
-            times_ns: (n,) int64.
-
-        Returns:
-            rows (n, names) float32, and their ages (n,) int64, ns; `NEVER_NS` before the first.
+        Rows are (n, names) float32, their ages (n,) int64 ns; `NEVER_NS` before the first.
         """
         values = np.array(self.rows, dtype=np.float32).reshape(-1, len(self.names))
         index, ages = newest(np.array(self.times_ns, dtype=np.int64), times_ns)
@@ -78,14 +69,10 @@ class JointSeries:
 
 
 def newest(known_ns: np.ndarray, times_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index of the newest known time at or before each time, and its age.
+    """Return the index (n,) of the newest known time at or before each time, and its age (n,)
+    int64.
 
-    Args:
-        known_ns: (k,) int64, rising.
-        times_ns: (n,) int64.
-
-    Returns:
-        indices (n,), 0 where there is none, and ages (n,) int64, `NEVER_NS` where there is none.
+    `known_ns` (k,) int64 rises. Where there is none, the index is 0 and the age `NEVER_NS`.
     """
     after = np.searchsorted(known_ns, times_ns, side='right')
     index = np.maximum(after - 1, 0)
@@ -100,13 +87,10 @@ def newest(known_ns: np.ndarray, times_ns: np.ndarray) -> tuple[np.ndarray, np.n
 
 @dataclass(frozen=True)
 class Event:
-    """Begin or end of an episode.
+    """Begin or end of an episode, on the bag's clock.
 
-    Attributes:
-        time_ns: time on the bag's clock.
-        kind: `instruction`, `episode` (of the executor) or `verdict`.
-        text: the instruction.
-        success: the verdict.
+    `kind` is `instruction`, `episode` (of the executor) or `verdict`; `text` is the instruction,
+    `success` the verdict.
     """
 
     time_ns: int
@@ -120,13 +104,11 @@ class BagContents:
     """Contents of a bag, pixels left out.
 
     Attributes:
-        states: one a joint of the robot file, in its order.
-        actions: one an output of the robot file that is in the bag.
-        missing_outputs: topics of those that are not.
-        camera_topics: camera to its topic.
-        cameras: camera to what the robot file says of it.
+        states: by joint, in the robot file's order.
+        actions: by recorded output of the robot file.
+        missing_outputs: topics of the outputs not recorded.
         frames: camera to the times of its frames, (n,) int64, rising.
-        events: events in the order of time.
+        events: rising in time.
     """
 
     reader: BagReader
@@ -143,14 +125,11 @@ class BagContents:
 def read_contents(reader: BagReader, robot: Robot, namespace: str | None = None) -> BagContents:
     """Read a bag.
 
-    Args:
-        namespace: namespace of the robot in the bag; None: the only one that has its topics.
+    Raises MissingTopicError: a topic of the robot file is missing; NamespaceError: several robots;
+    ClockError: messages cannot be ordered; DatasetError: a joint is never in its topic.
 
-    Raises:
-        MissingTopicError: a topic of the robot file is not in it.
-        NamespaceError: several robots are in it.
-        ClockError: its messages cannot be put in order.
-        DatasetError: a joint of the robot file is never in its topic.
+    Args:
+        namespace: of the robot in the bag; None: the only one.
     """
     collector = _EpisodeCollector(reader, robot, namespace)
     # disable=None: silent where the output is not a terminal.

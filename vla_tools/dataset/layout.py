@@ -1,7 +1,4 @@
-"""Features of a data set's frames, and paths of its files in LeRobot's format v3.
-
-Names and fields are those of `lerobot.datasets`, `CODEBASE_VERSION` v3.0.
-"""
+"""Features and file paths of a data set in LeRobot's format (`CODEBASE_VERSION` v3.0)."""
 
 from __future__ import annotations
 
@@ -25,12 +22,7 @@ class DatasetError(ValueError):
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """A camera's frame.
-
-    Attributes:
-        data: PNG or JPEG.
-        pixels: (height, width, 3) uint8, RGB.
-    """
+    """A camera's frame: PNG or JPEG data, and pixels (height, width, 3) uint8, RGB."""
 
     data: bytes
     pixels: np.ndarray
@@ -38,13 +30,7 @@ class EncodedImage:
 
 @dataclass(frozen=True)
 class DatasetFrame:
-    """One frame of an episode.
-
-    Attributes:
-        images: camera to its frame.
-        state: (state,) float32.
-        action: (action,) float32.
-    """
+    """One frame of an episode; state (state,) and action (action,) are float32."""
 
     images: Mapping[str, EncodedImage]
     state: np.ndarray
@@ -53,12 +39,9 @@ class DatasetFrame:
 
 @dataclass(frozen=True)
 class EpisodeFacts:
-    """Task, length and verdict of an episode.
+    """Facts of an episode.
 
-    Attributes:
-        task: task in plain words.
-        success: None where nobody judged.
-        start_ns: ROS time of the first frame.
+    `success` is None where nobody judged; `start_ns` is the ROS time of the first frame.
     """
 
     task: str
@@ -101,10 +84,9 @@ class Layout:
     """Content of every frame; all bags of a data set have the same.
 
     Attributes:
-        fps: frames a second.
-        cameras: camera to the (height, width) of its frames.
-        units: joint of the robot file to its unit, and whether it is continuous.
-        judged: every episode was judged, so each frame says whether it ends in success.
+        cameras: camera to (height, width).
+        units: joint to its unit, and whether it is continuous.
+        judged: all episodes were, so each frame says whether it ends in success.
     """
 
     robot: str

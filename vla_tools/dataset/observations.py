@@ -35,14 +35,10 @@ if TYPE_CHECKING:
 
 
 def read_frames(path: Path, times_s: Sequence[float], tolerance_s: float) -> Iterator[np.ndarray]:
-    """Yield the frame (height, width, 3) uint8, RGB, that is nearest to each time.
+    """Yield the nearest frame (height, width, 3) uint8, RGB, to each of the rising times (s from
+    the first).
 
-    Args:
-        times_s: seconds from its first frame, rising.
-        tolerance_s: largest distance of a frame from its time.
-
-    Raises:
-        DatasetError: the video cannot be read, or has no frame at one of the times.
+    Raises DatasetError: unreadable, or no frame within `tolerance_s` of a time.
     """
     import av
 
@@ -104,12 +100,7 @@ _OF_VIDEOS = ('episode_index', 'timestamp')
 
 @dataclass(frozen=True)
 class StoredObservation:
-    """An observation whose images are still encoded.
-
-    Attributes:
-        images: camera to the PNG or JPEG.
-        state: (state,) float32, in the bundle's order.
-    """
+    """An observation with PNG or JPEG images; state (state,) float32 in the bundle's order."""
 
     images: Mapping[str, bytes]
     state: np.ndarray
@@ -135,16 +126,10 @@ class StoredObservation:
 def read_observations(
     folder: Path, spec: BundleSpec, count: int, seed: int = 0
 ) -> list[StoredObservation]:
-    """Draw frames of a data set, all of them where it has fewer, with a progress bar.
+    """Draw up to `count` frames of a data set, with a progress bar.
 
-    Args:
-        folder: data set whose cameras and state have the bundle's names, or those that the bundle's
-            `rename_map` makes of them.
-        count: most frames.
-
-    Raises:
-        DatasetError: no data set of version 2 or 3, or a camera or a state that is missing; names
-            it.
+    The data set has the bundle's camera and state names, or those that `rename_map` maps. Raises
+    DatasetError: no version 2 or 3, or a camera or state is missing.
     """
     data = StoredDataset(folder)
     state, order = _state_order(data, spec)

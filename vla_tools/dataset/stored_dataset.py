@@ -27,9 +27,8 @@ class StoredDataset:
     """A data set's folder.
 
     Attributes:
-        features: `features` of info.json, each a mapping.
-        fps: frames a second.
-        tables: files of its frames, in order.
+        features: `features` of info.json.
+        tables: files of frames, in order.
 
     Raises:
         DatasetError: no data set of version 2 or 3; names what is missing.

@@ -27,13 +27,9 @@ Statistics = dict[str, np.ndarray]
 
 
 def vector_statistics(values: np.ndarray) -> Statistics:
-    """Return statistics over the rows.
+    """Return statistics over the rows of (n, columns), n at least 1.
 
-    Args:
-        values: (n, columns), n at least 1.
-
-    Returns:
-        `min`, `max`, `mean`, `std` and quantiles, (columns,) float64; `count` (1,) int64.
+    `min`, `max`, `mean`, `std` and quantiles are (columns,) float64; `count` is (1,) int64.
     """
     values = np.asarray(values, dtype=np.float64)
     found = {
@@ -200,10 +196,7 @@ def index_statistics(
 ) -> dict[str, Statistics]:
     """Return statistics of the index columns.
 
-    Args:
-        lengths: frames of the episodes.
-        first_index: index of its first frame in the data set.
-        fps: frames a second.
+    `lengths`: frames of the episodes; `first_index`: of the first frame in the data set.
     """
     within = np.concatenate([np.arange(length) for length in lengths])
     columns = {

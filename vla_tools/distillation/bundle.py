@@ -28,14 +28,10 @@ def write_student(
     made: Mapping[str, Any],
     force: bool = False,
 ) -> None:
-    """Write the student's bundle: the teacher's, with another expert.
+    """Write the student's bundle: the teacher's with another expert, without ONNX files and
+    engines.
 
-    ONNX files and engines are not carried over: export and build them anew.
-
-    Args:
-        target: folder of the new bundle; replaced with `force`.
-        distillation: the finished run.
-        made: facts of the run, for verification.json.
+    `made`: facts of the run, for verification.json.
     """
     settings, spec = distillation.settings, teacher.spec
     kept = [STATISTICS_FILE] if spec.tokenizer is None else [STATISTICS_FILE, spec.tokenizer]

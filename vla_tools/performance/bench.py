@@ -1,8 +1,7 @@
 """Latency of a policy on this device, phase by phase, next to its roofline.
 
-Every round runs each kind of inference once, so that a slow machine slows all kinds alike. The
-policy's report must confirm the kind of each inference. Queries after the measurement (the device's
-memory and rates) can fail without losing it.
+Every round runs each kind once, so that a slow machine slows all alike; the policy's report
+confirms the kind. Queries after the measurement can fail without losing it.
 """
 
 from __future__ import annotations
@@ -65,12 +64,9 @@ class BenchOptions:
     """Options of a benchmark.
 
     Attributes:
-        views: cameras with an image; None: all that the bundle has.
-        rows: prompt rows; 2 is fused guidance.
-        steps: denoise steps; None: as many as the bundle recommends.
-        repeats: inferences of each kind.
-        threads: CPU threads of each network; None: as for `Policy.load`.
-        triton: the head's layers in Triton kernels, as for `Policy.load`.
+        views: cameras with an image; None: all of the bundle.
+        rows: prompt rows; 2: fused guidance.
+        steps: denoise steps; None: as recommended.
     """
 
     backend: str = AUTO
@@ -88,11 +84,8 @@ class BenchOptions:
 class DeviceFacts:
     """Name and memory of the measured device.
 
-    Attributes:
-        name: the driver's name of the GPU; None for a CPU.
-        total_bytes: the GPU's memory; 0 for a CPU, or where it is unknown.
-        used_bytes: device memory in use; None where it is unknown.
-        used: meaning of `used_bytes`, or why it is unknown.
+    `name`: the driver's, None for a CPU; `total_bytes`: 0 for a CPU or where unknown;
+    `used_bytes`: None where unknown; `used`: what it means, or why it is unknown.
     """
 
     name: str | None = None
@@ -103,11 +96,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of inference.
-
-    Attributes:
-        settings: settings of the policy; None: as they are.
-    """
+    """One kind of inference; `settings` None: the policy's."""
 
     name: str
     new_views: int
@@ -133,7 +122,7 @@ def run_bench(
     """Load the policy, measure it, and close it.
 
     Args:
-        progress: function that wraps the rounds, e.g. in a progress bar.
+        progress: wraps the rounds, e.g. in a progress bar.
 
     Returns:
         `milliseconds` (kind, phase, percentiles), `floors_ms`, `rates`, `memory`, `device_name`,
@@ -287,11 +276,8 @@ def measure_kinds(
 ) -> tuple[dict[str, dict[str, list[float]]], InferenceReport]:
     """Measure every kind once a round, the warm-up first.
 
-    Returns:
-        milliseconds by kind and phase, and the last report
-
-    Raises:
-        RuntimeError: an inference was not of its kind, or failed on the device.
+    Returns milliseconds by kind and phase, and the last report. Raises RuntimeError: an inference
+    was not of its kind, or failed.
     """
     random = np.random.default_rng(0)
     names = [camera.name for camera in spec.cameras if camera.present]

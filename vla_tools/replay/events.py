@@ -13,13 +13,9 @@ _DIAGNOSTICS = 'diagnostic_msgs/msg/DiagnosticArray'
 
 @dataclass(frozen=True)
 class HoldEvent:
-    """A stretch of time in which the robot was held, with the reason.
+    """A stretch of time in which the executor held the robot, until something else was reported.
 
-    Attributes:
-        begin_ns: time when it was first reported.
-        end_ns: time when something else was reported.
-        reason: the executor's name of it.
-        text: text in the executor's words.
+    `reason` is the executor's name of it, `text` its words.
     """
 
     begin_ns: int

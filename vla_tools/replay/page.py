@@ -1,7 +1,7 @@
 """A replay as one HTML page that needs no other file and no network.
 
-Its script draws what the page itself holds: of each inference the images that it saw, the recorded
-and the replayed chunk, latency, ages and cache; and the hand-overs and holds in between.
+Its script draws what the page holds: images, recorded and replayed chunk, latency, ages and cache
+of each inference; hand-overs and holds.
 """
 
 from __future__ import annotations
@@ -85,11 +85,7 @@ class ReplayPage:
         self._entries.append(entry)
 
     def write(self, path: Path, summary: ReplaySummary, events: Events) -> None:
-        """Write the page.
-
-        Raises:
-            WriteError: it cannot be written.
-        """
+        """Write the page (WriteError)."""
         times = [entry['t'] for entry in self._entries]
         times += [handover.time_ns for handover in events.handovers]
         start_ns = min(times, default=0)

@@ -1,10 +1,8 @@
 """Inferences of a recording, run again and compared with what was published.
 
-Invariants:
-- inferences run in their order, with their numbers and seeds; episodes and resets are followed, so
-  a replay without changes is bit-identical on the same machine;
-- what cannot be repeated is skipped and named; under `cache_mode: bounded` a chunk depends on the
-  inferences before it, so those after a gap are marked as uncertain.
+Inferences run in order, with their numbers, seeds, episodes and resets: an unchanged replay is
+bit-identical on the same machine. What cannot be repeated is skipped and named; under `cache_mode:
+bounded` chunks after a gap are marked as uncertain.
 """
 
 from __future__ import annotations
@@ -45,13 +43,9 @@ def observation_of(
     cameras: Mapping[str, str],
     state: Callable[[np.ndarray], np.ndarray],
 ) -> Observation:
-    """Return what a policy is given for a recorded inference.
+    """Return what a policy is given for a recorded inference; arguments from `fit_recording`.
 
-    Args:
-        match, cameras, state: robot match, cameras and state of the policy, from `fit_recording`.
-
-    Raises:
-        ImageError: a frame cannot be decoded, or is not of the robot file's size.
+    Raises ImageError: a frame is not decodable or not of the robot file's size.
     """
     recorded = found.recorded
     return Observation(
@@ -72,15 +66,10 @@ def observation_of(
 
 
 def recorded_observations(path: Path, bundle: Bundle, most: int) -> list[Observation]:
-    """Read evenly spread observations of a recording, in the units of a bundle's policy.
+    """Read up to `most` evenly spread observations, in the units of a bundle's policy.
 
-    Args:
-        bundle: bundle of the policy; the recorded one may have been another for the same robot.
-        most: most observations; of more every second one is read, every third one, and so on.
-
-    Raises:
-        ReplayError: there is none, or the policy does not fit the recording.
-        ValueError: the recording cannot be read, or an image in it.
+    The recorded policy may be another for the same robot. Raises ReplayError: there is none, or
+    the policy does not fit; ValueError: recording or image unreadable.
     """
     run = read_run(BagReader(path))
     run.inferences = run.inferences[:: -(-len(run.inferences) // most) or 1]
@@ -102,11 +91,10 @@ def recorded_observations(path: Path, bundle: Bundle, most: int) -> list[Observa
 
 @dataclass(frozen=True)
 class ChunkError:
-    """Difference of a chunk from the recorded one.
+    """Difference of a chunk from the recorded one: (steps, joints) float64, absolute, in robot
+    units.
 
-    Attributes:
-        absolute: (steps, joints) float64 absolute difference, in robot units.
-        identical: every number is the same, bit for bit.
+    `identical`: bit for bit.
     """
 
     joints: tuple[str, ...]
@@ -115,11 +103,7 @@ class ChunkError:
 
 
 def compare_chunks(recorded: ActionChunk, replayed: ActionChunk) -> ChunkError:
-    """Compare two chunks over the joints and the steps that both have.
-
-    Raises:
-        ValueError: they have no joint in common, or another step time.
-    """
+    """Compare two chunks over common joints and steps; ValueError: none, or another step time."""
     if not same_step_time(recorded.step_time_s, replayed.step_time_s):
         raise ValueError(
             f'steps of {recorded.step_time_s:g} s and of {replayed.step_time_s:g} s cannot be '
@@ -138,11 +122,7 @@ def compare_chunks(recorded: ActionChunk, replayed: ActionChunk) -> ChunkError:
 
 @dataclass
 class ErrorTotal:
-    """Largest and mean error of many chunks, per joint and per step.
-
-    Attributes:
-        identical: number of them that are the same bit for bit.
-    """
+    """Largest and mean error of many chunks, per joint and step; `identical` counts equal ones."""
 
     joints: tuple[str, ...] = ()
     chunks: int = 0
@@ -183,15 +163,10 @@ class ErrorTotal:
 
 @dataclass(frozen=True)
 class ReplayedInference:
-    """One inference, run again.
+    """One inference, run again; its chunk is in the robot's names and units.
 
-    Attributes:
-        messages: camera to its message.
-        chunk: chunk in the robot's names and units.
-        error: difference from the recorded chunk; None where none is in the recording, or where
-            the two cannot be compared.
-        note: reason why they cannot, or why the comparison says little; empty when it does.
-        seconds: duration of the inference, its images' conversion included.
+    `error`: None where no chunk is recorded or comparable; `note`: why, or why the comparison says
+    little; `seconds`: conversion of images included.
     """
 
     recorded: RecordedInference
@@ -228,11 +203,8 @@ class PolicyStore:
 class Replay:
     """Runs the inferences of one recording.
 
-    Args:
-        policies: loads the policies and keeps the last; None: none is kept.
-
-    Attributes:
-        differences: between the recording and this run, in words.
+    `policies` loads and keeps the last one; None: none is kept. `differences` from the recording
+    are in words.
     """
 
     def __init__(

@@ -1,9 +1,7 @@
 """The self-test of a machine: driver, packages, and every family's policy on a backend.
 
-Invariants:
-- A step that fails ends what builds on it and nothing else; so does a device that cannot be closed.
-  On a lost CUDA context everything builds.
-- TensorRT is asked for nothing before the driver has answered: without one it ends the process.
+A failed step ends only what builds on it; all builds on the CUDA context. TensorRT is used after
+the driver has answered: without one it ends the process.
 """
 
 from __future__ import annotations
@@ -62,9 +60,9 @@ _JETPACKS = {'36': '6', '38': '7', '39': '7'}
 
 
 def describe_jetson() -> dict[str, str]:
-    """Return model, Jetson Linux release, JetPack and power mode; empty on any other machine.
+    """Return model, Jetson Linux release, JetPack and power mode; empty elsewhere.
 
-    A container lacks the release's file: its kernel, the host's, is given instead.
+    A container lacks the release's file and gives the host's kernel.
     """
     described, model, kernel = _describe_release(), _read(_MODEL).strip('\0 \n'), platform.release()
     if not described:
@@ -134,17 +132,10 @@ def describe_machine() -> dict[str, Any]:
 
 
 def run_selftest(device: str, families: Sequence[str], steps: Steps) -> dict[str, Any]:
-    """Try a device.
+    """Try a device; return median milliseconds by backend and policy.
 
-    Args:
-        device: `cpu` (PyTorch and ONNX Runtime), `cuda` or `cuda:N` (PyTorch), `tensorrt` or
-            `tensorrt:N`.
-
-    Returns:
-        median milliseconds of an inference by backend and policy.
-
-    Raises:
-        ValueError: no such device.
+    `device`: `cpu` (PyTorch and ONNX Runtime), `cuda` or `cuda:N` (PyTorch), `tensorrt` or
+    `tensorrt:N`. Raises ValueError: no such device.
     """
     kind, index = parse_device(device, 'onnxruntime')
     times: dict[str, dict[str, float]] = {}

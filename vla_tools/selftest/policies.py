@@ -1,10 +1,8 @@
 """Tiny random policies of every family, on which a machine is tried without a bundle of its own.
 
-`policies.tar.xz` has their bundles with ONNX files, and beside each the chunks that PyTorch gave in
-float32 on a CPU (make_policies.py in test/tools/selftest makes it). So a robot without PyTorch
-compares numbers too, with numpy alone. That of a family in float32 is named as the family. Another
-has its ONNX files in a lower precision, and heads as wide as those of real policies: that is what
-fused attention asks for.
+`policies.tar.xz` has bundles with ONNX files and PyTorch's float32 CPU chunks (made by
+make_policies.py in test/tools/selftest), so numpy alone can compare. A float32 one has the
+family's name; others have a lower precision, and heads wide enough for fused attention.
 """
 
 from __future__ import annotations
@@ -39,11 +37,7 @@ _TIMED = 20
 
 
 def tried_families() -> tuple[str, ...]:
-    """Return the families that the archive has a policy of; a machine is tried with no others.
-
-    Raises:
-        OSError: the archive is missing or damaged.
-    """
+    """Return the families that the archive has a policy of; OSError: missing or damaged."""
     try:
         with tarfile.open(ARCHIVE) as archive:
             members = {name.removeprefix('./') for name in archive.getnames()}
@@ -53,11 +47,7 @@ def tried_families() -> tuple[str, ...]:
 
 
 def unpack(folder: Path) -> None:
-    """Unpack all policies into a folder.
-
-    Raises:
-        OSError: the archive is missing, or the disk is full.
-    """
+    """Unpack all policies into a folder; OSError: the archive is missing, or the disk is full."""
     shutil.unpack_archive(ARCHIVE, folder)
 
 
@@ -67,10 +57,9 @@ def names_of(
     capability: tuple[int, int],
     precisions: Collection[str] = PRECISIONS,
 ) -> list[str]:
-    """Return the unpacked policies that try these families on a GPU, in float32 first.
+    """Return the unpacked policies to try on a GPU, float32 first.
 
-    Args:
-        capability: compute capability of the GPU, which multiplies bfloat16 from (8, 0) on.
+    `capability`: bfloat16 products need (8, 0).
     """
     if capability < (8, 0):
         return list(families)
@@ -96,9 +85,8 @@ def read_policy(folder: Path, name: str) -> tuple[Bundle, dict[str, np.ndarray]]
 
 
 def infer_cases(policy: Policy) -> dict[str, np.ndarray]:
-    """Infer on two inputs, plain and guided; return the chunks, (horizon, actions) each, by case.
-
-    A policy without advantage tags has no guided cases.
+    """Infer on two inputs, plain and guided (with advantage tags); return chunks (horizon,
+    actions) by case.
     """
     chunks = {}
     for name, beta in _BETAS.items():
@@ -119,9 +107,8 @@ def largest_error(
 ) -> float:
     """Return the largest difference of any case, relative to its largest action if above 1.
 
-    Raises:
-        ValueError: a number that is not finite, two inputs with the same chunk, or an error above
-            `BOUND`, in bfloat16 above that of receipts; the message names the case.
+    Raises ValueError, naming the case: not finite, equal chunks of two inputs, or an error above
+    `BOUND` (in bfloat16 that of receipts).
     """
     bound = BOUND if precision == 'float32' else BOUNDS[precision].chunk
     errors = {}

@@ -49,10 +49,8 @@ def no_bars(task: str, total: int) -> AbstractContextManager[Callable[[int], obj
 
 
 def check_packages() -> None:
-    """Refuse an export whose packages are missing; import nothing slow.
-
-    Raises:
-        ExportError: PyTorch, `onnx` or `onnxruntime` is not installed.
+    """Refuse an export without PyTorch, `onnx` or `onnxruntime` (ExportError); import nothing
+    slow.
     """
     if missing := missing_package(*COMPARISON_PACKAGES):
         raise ExportError(
@@ -77,14 +75,11 @@ def add_onnx(
 ) -> None:
     """Write a bundle's ONNX files, recorded cases and receipt, before it is sealed.
 
-    The receipt goes into verification.json under `onnx`, beside what stands there.
+    The receipt is added to verification.json under `onnx`.
 
     Args:
-        folder: folder being filled, with weights.safetensors.
-        precision: precision of the matrix products.
-        bars: function that makes progress bars.
-        report: function called with the receipt, where all errors are within the bounds.
-        cases: cases made of observations, for 8 bits.
+        report: gets the receipt once all errors are within the bounds.
+        cases: from observations, for 8 bits.
         beside: precision of the large matrices that 8 bits leave out.
 
     Raises:
@@ -139,8 +134,7 @@ def add_onnx(
 def check_attention(attention: Attention, precision: Precision, spec: BundleSpec) -> None:
     """Refuse fused attention in float32, or with heads that no kernel has (ExportError).
 
-    Args:
-        precision: precision of the products that 8 bits leave out, else of all.
+    `precision`: of the products that 8 bits leave out, else of all.
     """
     if attention == 'fused' and precision == 'float32':
         raise ExportError(
@@ -204,18 +198,11 @@ def export_bundle(
     beside: Precision = 'float32',
     attention: Attention = 'exact',
 ) -> Bundle:
-    """Copy a bundle and write new ONNX files into the copy.
-
-    Its old ONNX files, and the engines built from them, are not copied.
+    """Copy a bundle, without its ONNX files and engines, and write new ONNX files (as `add_onnx`).
 
     Args:
-        target: the new bundle's folder; the source's own with `force`.
-        precision: precision of the matrix products.
-        force: replace a bundle that lies at the target.
-        bars: function that makes progress bars.
-        report: function called with the receipt, as for `add_onnx`.
-        observations: observations of the policy at its task, for 8 bits.
-        beside: precision of the large matrices that 8 bits leave out.
+        target: the source's own folder is allowed with `force`.
+        observations: of the policy at its task, for 8 bits.
 
     Raises:
         BundleError: the target exists.
@@ -258,16 +245,14 @@ def bundle_with_onnx(
 ) -> Path:
     """Return the bundle if it has such ONNX files, else a copy in `folder` that has them.
 
-    The copy's name holds a SHA-256 of policy.yaml (which lists that of every other file) and of
-    this package's version. So a later call finds the copy, and a changed policy is exported
-    anew. A damaged copy is replaced.
+    The copy's name holds a SHA-256 of policy.yaml and of this package's version, so a changed
+    policy is exported again. A damaged copy is replaced.
 
     Args:
-        folder: folder that such copies are kept in.
-        precision: precision of the files; None: any that are there, or else float32.
-        tell: function called with a line about the export, which can take a minute.
-        observations: function that makes the observations, for 8 bits.
-        attention: form of attention in the files; fused ones are always a copy's.
+        precision: None: any that are there, else float32.
+        tell: gets a line before an export, which can take a minute.
+        observations: makes the observations, for 8 bits.
+        attention: fused files are always a copy's.
 
     Raises:
         BundleError: no bundle there, or no copy can be made.

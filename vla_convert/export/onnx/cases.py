@@ -1,9 +1,9 @@
 """Seeded inputs that exported networks are compared on, and PyTorch's outputs for them.
 
-Prompts as long as real ones and one that fills its row (each row its own), hidden cameras, guidance
-scales and committed plans. A `single` head gets zeros for noise, no guidance scale and no plan, as
-from a policy. PyTorch computes in float32 whatever the files' precision, one network at a time: the
-weights of vision, prefix and head are never in memory together.
+Prompts have real lengths, and one fills its row; there are hidden cameras, guidance scales and
+committed plans. A `single` head gets zero noise, no guidance and no plan. PyTorch computes in
+float32, one network at a time, so that memory never holds the weights of vision, prefix and head
+together.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ class PassOfCase(NamedTuple):
 def compute_answer(network: TokenNetwork, case: Case) -> None:
     """Add `answer`, `logits`, `answer_key` and `answer_value` to a case with its past.
 
-    With a place behind those of the passes that are compared one after the other also `far_place`,
-    `far_token` and `far_logits`.
+    A position after the compared passes adds `far_place`, `far_token` and `far_logits`.
     """
     past = {name: torch.from_numpy(array) for name, array in case.past.items()}
     key, value = network.answer_places(past)
@@ -109,11 +108,9 @@ def pass_inputs(
 ) -> Feed:
     """Inputs of a graph of one pass.
 
-    Args:
-        token: (R,) int64; place: its place in the answer.
-        past: outputs of the prefix.
-        answer: keys and values of the answer, by the names of `ANSWER_INPUTS`.
-        table: text table of a graph that takes rows of it.
+    `token` (R,) int64 is at `place` in the answer; `past` is the prefix's output; `answer` has
+    keys and values by the names of `ANSWER_INPUTS`; a `table` of text embeddings is for graphs
+    that take its rows.
     """
     tokens: Mapping[str, np.ndarray] = {TOKENS: token[:, None]}
     if table is not None:
@@ -161,11 +158,9 @@ def seeded_cases(folder: Path, spec: BundleSpec) -> list[Case]:
 
 
 def record_cases(folder: Path, spec: BundleSpec, cases: list[Case] | None = None) -> None:
-    """Write the cases of a bundle's networks into it.
+    """Write the cases of a bundle's networks into its `onnx/`, before it is sealed.
 
-    Args:
-        folder: folder of the bundle, not sealed yet, with `onnx/`.
-        cases: with PyTorch's outputs; None: compute them.
+    `cases` have PyTorch's outputs; None: compute them.
     """
     if cases is None:
         cases = seeded_cases(folder, spec)
@@ -293,11 +288,7 @@ def _draw(
 
 
 class Reference:
-    """PyTorch's float32 networks, one at a time.
-
-    Args:
-        weights: the bundle's weights.safetensors.
-    """
+    """PyTorch's float32 networks, one at a time."""
 
     def __init__(self, spec: BundleSpec, weights: BundleWeights) -> None:
         self._spec = spec
@@ -348,10 +339,8 @@ class Reference:
         return {name: value.numpy() for name, value in past.items()}
 
     def chunks(self, cases: list[Case]) -> np.ndarray:
-        """Add `trace`, `velocity` and `gain`, or the answer of a `tokens` head.
-
-        Returns:
-            the time table (N, S * C)
+        """Add `trace`, `velocity` and `gain`, or the answer of a `tokens` head; return the time
+        table (N, S * C).
         """
         spec, family = self._spec, find_family(self._spec.family)
         schedule = usual_schedule(family, spec.dims, spec.denoise_steps)

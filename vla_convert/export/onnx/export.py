@@ -1,12 +1,10 @@
 """A bundle's networks as ONNX files; `bundle/onnx_files.py` lists and names the files.
 
 Invariants:
-- the networks are traced without numbers (PyTorch's meta device) and the weights are written one
-  tensor at a time, so the export needs memory for the largest tensor, not for the model;
-- all files refer to one weights.data;
-- a build and the roofline find facts and counts beside the graphs and read none of them;
-- the monolithic graph is the other three written one after the other, the expert once a step; a
-  `tokens` head has none.
+- networks are traced on the meta device and weights written one by one: memory is for the largest
+  tensor, not for the model;
+- all files share one weights.data; a build and the roofline read facts beside the graphs only;
+- the monolithic graph is the other three, the expert once a step; a `tokens` head has none.
 """
 
 from __future__ import annotations
@@ -90,17 +88,15 @@ def write_onnx(
 ) -> None:
     """Write a bundle's ONNX files.
 
-    Args:
-        folder: folder of the bundle; its weights.safetensors is read, `onnx/` must not be there.
-        precision: precision of the large matrices; everything else stays float32, indices stay
-            integers. In 8 bits the baseline is left out.
-        quantised: products that are in fewer bits, of this precision.
-        attention: form of attention; fused needs products in half.
-        advance: called with the bytes of each written block of weights.
+    Raises ExportError: an operator without an ONNX form, or a constant without numbers in the
+    trace.
 
-    Raises:
-        ExportError: the network uses an operator that has no ONNX form here, or a constant that
-            the trace has no numbers of.
+    Args:
+        folder: its weights.safetensors is read; `onnx/` must not exist.
+        precision: of the large matrices; all else stays float32, indices integers. 8 bits have
+            no baseline.
+        attention: fused needs half products.
+        advance: gets the bytes of each written block.
     """
     assert (precision in QUANTISED) == (quantised is not None)
     beside = precision if quantised is None else quantised.beside
@@ -138,9 +134,8 @@ def has_monolithic(spec: BundleSpec, precision: Precision) -> bool:
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
-    """About how large weights.data will be: every parameter that a graph uses.
-
-    Files in 8 bits are calibrated in float32 first, and what that takes counts.
+    """Estimate the size of weights.data; with 8 bits, that of the float32 files for calibration
+    counts too.
     """
     empty = empty_network(spec.family, spec.dims)
     parts = parameters_of(empty, trace_shapes(empty))

@@ -1,16 +1,14 @@
 """Matrix products in NVFP4: 4-bit floats (e2m1) in blocks of 16 with a scale of 8 bits each.
 
-An MLP's last product is in 8-bit floats instead (`eight_bits`), since few large values there take
-the range from the others.
+An MLP's last product is in 8-bit floats (`eight_bits`): its few large values would take the range.
 
     x ─ TRT_FP4DynamicQuantize ─ numbers ──────────────────┐
                      └─ scales ─ DequantizeLinear ─ DequantizeLinear ─┐
           8-bit scales ─ DequantizeLinear ─┐                          │
                  4-bit matrix ─ DequantizeLinear ──────────────── MatMul ─ float32
 
-A scale of 8 bits (e4m3) is itself in units of one float32 scale: of the whole matrix, or of the
-whole input, from the range that calibration found. The input's scales of 8 bits are computed as it
-comes, by TensorRT's own operator, since ONNX has none; all else is ONNX's, operator set 23.
+Scales in e4m3 are in units of one float32 scale, of the whole matrix or (from calibration) input.
+TensorRT's own operator computes the input's scales at run time; all else is ONNX opset 23.
 
 Invariants:
 - blocks lie along the axis that is summed over; where its length is no multiple of 16, a product
@@ -61,16 +59,7 @@ def is_four_bit_rounding(node: onnx.NodeProto) -> bool:
 
 
 def four_bit_faults(path: Path, model: onnx.ModelProto, types: Mapping[str, int]) -> list[str]:
-    """List what breaks the rules of products in NVFP4.
-
-    Args:
-        path: path of the graph; scales that lie beside it are read.
-        model: the graph, without its weights.
-        types: ONNX's number of every tensor's type.
-
-    Returns:
-        one sentence per fault, naming the node
-    """
+    """List violations of the rules of NVFP4 products; arguments as for `eight_bit_faults`."""
     graph = FourBitGraph(path, model.graph)
     in_eight = onnx.ModelProto()
     in_eight.graph.initializer.extend(model.graph.initializer)
@@ -86,11 +75,7 @@ def four_bit_faults(path: Path, model: onnx.ModelProto, types: Mapping[str, int]
 def four_bit_matrix_faults(
     paths: Iterable[Path], weights: BundleWeights, factors: Mapping[str, float]
 ) -> list[str]:
-    """List the matrices in NVFP4, or in 8 bits beside, that are not the bundle's to the nearest.
-
-    Returns:
-        one sentence per fault, naming the file and the matrix
-    """
+    """List the NVFP4 and accompanying 8-bit matrices that are not the bundle's to the nearest."""
     paths = list(paths)
     faults, seen = matrix_faults(paths, weights, factors), set()
     for path in paths:

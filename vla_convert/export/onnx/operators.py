@@ -1,9 +1,8 @@
 """The ONNX form of every PyTorch operator that the networks use.
 
-One function an operator, found by its name. Each takes the graph, the traced result (shape and
-dtype, without numbers) and the operator's own arguments, where tensors are graph values. What
-computes does so in float32 even where PyTorch would in half: the network's `.to(dtype)` and its
-matrix products say what is half, nothing else.
+One function an operator, found by its name. It takes the graph, the traced result (shape and
+dtype) and the operator's arguments with graph values for tensors. It computes in float32 even
+where PyTorch would in half: only the network's `.to(dtype)` and matrix products are half.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ _UNSEEN_FLOAT16 = -3e4
 
 
 def lowering(operator: str) -> Lowering:
-    """The function that writes an operator.
-
-    Raises:
-        ExportError: the networks use an operator that this file does not know.
-    """
+    """Return the function that writes an operator; ExportError: unknown operator."""
     if operator not in _LOWERINGS:
         raise ExportError(
             f"the network uses PyTorch's '{operator}', which has no ONNX form here yet: add it to "

@@ -68,12 +68,10 @@ _TYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, *HALVES)
 
 
 def precision_of(path: Path) -> Precision:
-    """Return the precision of a graph's matrix products: that of its matrices and ports.
+    """Return the precision of a graph's matrix products, from its matrices and ports.
 
-    A half tensor inside a graph of float32 matrices is a fault, not a precision.
-
-    Raises:
-        ValueError: no ONNX file, or one whose types contradict each other.
+    Half inside a graph of float32 matrices is a fault. Raises ValueError: no ONNX file, or
+    contradictory types.
     """
     model = load_graph(path)
     types = {one.data_type for one in model.graph.initializer}
@@ -93,18 +91,10 @@ def beside_int8(path: Path) -> Precision:
 
 
 def type_faults(path: Path, precision: Precision, beside: Precision = 'float32') -> list[str]:
-    """List the types in a graph file that break the rules.
+    """List violations of the type rules, one sentence each that names node or tensor.
 
-    Args:
-        path: path of the graph; of its weights the scales of 8-bit numbers alone are read.
-        precision: precision of its matrix products.
-        beside: precision of those that int8 leaves out.
-
-    Returns:
-        One sentence per fault, naming node or tensor; empty if all is well.
-
-    Raises:
-        ValueError: no ONNX file, or one whose types contradict each other.
+    `beside`: precision of the products that int8 leaves out. Of the weights only 8-bit scales are
+    read. Raises ValueError: no ONNX file, or contradictory types.
     """
     model = load_graph(path)
     types = tensor_types(path, model)
@@ -174,10 +164,8 @@ def load_graph(path: Path) -> onnx.ModelProto:
 
 
 def tensor_types(path: Path, model: onnx.ModelProto) -> dict[str, int]:
-    """Inferred type of every tensor, as ONNX numbers it.
-
-    Raises:
-        ValueError: types or shapes that contradict each other.
+    """Return the ONNX number of every tensor's inferred type; ValueError: contradictory types or
+    shapes.
     """
     try:
         inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph

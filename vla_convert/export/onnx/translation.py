@@ -1,11 +1,9 @@
 """From a traced PyTorch module to nodes of an ONNX graph.
 
-The trace is PyTorch's own (`tracing.py`, of a network without numbers), so what is exported is what
-runs. Four rewrites that change no result beyond rounding are made on the way:
-- what depends on weights alone is computed now, such as `1 + weight` of every norm;
-- linear layers that read the same tensor become one matrix product (gate and up; q, k and v);
-- where all outputs of such a product are concatenated again in order, Split and Concat are left
-  out (q, k and v, whose heads are rotated in one go);
+`tracing.py` records what PyTorch runs. Four rewrites change no result beyond rounding:
+- what depends on weights alone is computed at export, such as `1 + weight` of every norm;
+- linear layers over one tensor become one matrix product (gate and up; q, k and v);
+- Split and Concat are left out where all outputs of such a product are concatenated in order;
 - attention's 1/sqrt(head_dim) goes into the query projection's weights.
 """
 
@@ -44,14 +42,8 @@ class _Weight:
 class Translator:
     """Writes traced modules into one graph.
 
-    Args:
-        scales: parameter name to the factor that its numbers are multiplied by.
-        tokens_on_host: take the rows of the text table that the input `tokens` names as an input of
-            their own, and leave the table out.
-        quantised: products to write in fewer bits.
-
-    Attributes:
-        token_embedding: name of the table that was left out; empty without one.
+    `scales`: parameter name to factor; `tokens_on_host`: take the text table's rows as an input,
+    named in `token_embedding`, and leave the table out; `quantised`: products in fewer bits.
     """
 
     def __init__(
@@ -71,19 +63,11 @@ class Translator:
         self.token_embedding = ''
 
     def write(self, trace: Trace, prefix: str, inputs: Sequence[Value]) -> list[Value]:
-        """Write one traced module.
+        """Write one traced module; return its outputs in order.
 
-        Args:
-            trace: trace of the module, on the meta device.
-            prefix: prefix of the module's parameters in the bundle (``'vision.'`` for the vision
-                tower); a leading ``network.`` is dropped.
-            inputs: a graph value for each argument, in order; those of a mapping one by one.
-
-        Returns:
-            The module's outputs in order.
-
-        Raises:
-            ExportError: an operator without an ONNX form, or a constant without numbers.
+        `prefix` of the parameters in the bundle is ``'vision.'`` for the vision tower; a leading
+        ``network.`` is dropped. `inputs` has a value for each argument, those of a mapping one by
+        one. Raises ExportError: an operator without an ONNX form, or a constant without numbers.
         """
         translation = _Translation(
             self._graph,

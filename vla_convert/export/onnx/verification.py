@@ -1,12 +1,9 @@
 """The receipt of exported networks: every file against PyTorch, and what was found.
 
-First the types in every graph are checked (`precision.py`). Then its numbers are compared with
-those of the PyTorch modules in float32 on the seeded inputs of `cases.py`: each output of each file
-on PyTorch's own inputs, then whole chunks, decomposed and monolithic, each file fed with the
-outputs of the one before. The time table is compared for every number of denoise steps that the
-settings allow, by float32's bound. One file runs at a time, so that memory holds the weights once.
-
-Errors and bounds are those of `receipt`.
+`precision.py` checks the types; then outputs are compared with PyTorch's in float32 on the inputs
+of `cases.py`: each file on PyTorch's inputs, then whole chunks, decomposed and monolithic. The
+time table is compared for every allowed number of denoise steps, by float32's bound. One file runs
+at a time. Errors and bounds are those of `receipt`.
 """
 
 from __future__ import annotations
@@ -94,19 +91,14 @@ def verify_onnx(
 ) -> Receipt:
     """Compare a bundle's ONNX files with its PyTorch modules.
 
+    Raises VerificationError: a graph breaks the type rules, or int8 matrices are not the bundle's;
+    ValueError: missing files or provider.
+
     Args:
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
-        advance: function called with 1 for each of the `verification_steps`.
-        keep: function called with the cases and PyTorch's outputs, once all are compared.
-        cases: cases to compare on; None: seeded ones, and for int8 those that the export recorded.
-
-    Returns:
-        The receipt; ask it for `failures`.
-
-    Raises:
-        VerificationError: a graph that breaks the rules of precision, or matrices in int8 that
-            are not the bundle's.
-        ValueError: files missing, or a provider that is not here.
+        advance: gets 1 for each of the `verification_steps`.
+        keep: gets the cases with PyTorch's outputs at the end.
+        cases: None: seeded ones, for int8 those that the export recorded.
     """
     placement = Placement.of(device)
     image_sizes = len(distinct_image_sizes(spec.dims))
@@ -134,19 +126,11 @@ def verification_steps() -> int:
 def check_graphs(
     folder: Path, image_sizes: int = 1, monolithic: bool = True
 ) -> tuple[Precision, Precision]:
-    """Check the types in all graphs of a bundle.
+    """Check the types in all graphs of a bundle; return the precisions of products and of those
+    beside int8.
 
-    Args:
-        image_sizes: number of different sizes among the cameras' images.
-        monolithic: the baseline is there, unless the files are in 8 or 4 bits.
-
-    Returns:
-        The precision of their matrix products, and of those that int8 leaves out (else the same).
-
-    Raises:
-        VerificationError: a graph with a type that no part of a policy is computed in, or half
-            precision where it was not asked for.
-        ValueError: a file is missing or no ONNX file.
+    `image_sizes`: different sizes among the cameras; `monolithic`: the baseline is there, unless
+    in 8 or 4 bits. Raises VerificationError: a forbidden type; ValueError: no such ONNX file.
     """
     names = engine_graphs(ROWS, image_sizes)
     check_graph_files(folder, names)

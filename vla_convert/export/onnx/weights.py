@@ -1,8 +1,7 @@
 """The one file that holds the weights of all ONNX graphs of a bundle.
 
-Every graph names its tensors by place in this file (ONNX external data), so one and two prompt rows
-and the monolithic graph share one copy. A tensor is read, converted and written on its own: no
-second copy of the weights is ever in memory.
+Every graph names its tensors by offset in this file (ONNX external data), so all share one copy.
+Tensors are read, converted and written one by one.
 """
 
 from __future__ import annotations
@@ -59,11 +58,7 @@ class BundleWeights:
         return self._stored[name].shape
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor as float32, packed weights as they are.
-
-        Raises:
-            ExportError: it has numbers that are not finite.
-        """
+        """Return a tensor as float32, packed weights as they are; ExportError: not finite."""
         stored = self._stored[name]
         buffer = bytearray(stored.size)
         with stored.path.open('rb') as file:
@@ -84,10 +79,8 @@ class BundleWeights:
 
 
 class WeightFile:
-    """Writes tensors to weights.data and knows where each lies.
-
-    Args:
-        advance: called with the bytes of each written block.
+    """Writes tensors to weights.data and records their offsets; `advance` gets the bytes of each
+    block.
     """
 
     def __init__(self, folder: Path, advance: Callable[[int], object] = lambda count: None) -> None:
@@ -115,9 +108,7 @@ class WeightFile:
     ) -> onnx.TensorProto:
         """Return a weight; one name stands for the same numbers in every graph.
 
-        Args:
-            dtype, shape: dtype and shape of the result of `make`, once converted.
-            make: reads the tensor; called the first time only.
+        `dtype` and `shape` are those after conversion; `make` is called the first time only.
         """
         if name not in self._places:
             self._places[name] = self._write(make().to(dtype))

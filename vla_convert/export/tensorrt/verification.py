@@ -1,10 +1,8 @@
 """The receipt of built engines: the loaded engine against what PyTorch gave in float32.
 
-The cases are those that the export recorded in the bundle (`engines.recorded_cases`), so this needs
-numpy beside TensorRT, and no PyTorch. They go through the engine as the policy uses it: what vision
-and prefix leave in their buffers, each fed with what the one before it gave; every step alone, from
-PyTorch's x; x from the noise on (its growth), and the chunk of the captured loop. Bounds are those
-of the ONNX files (`receipt`).
+The cases are those of the export (`engines.recorded_cases`), so PyTorch is not needed. They run as
+in the policy: vision and prefix in sequence; every step alone from PyTorch's x; x from the noise
+on (its growth); and the captured chunk. Bounds are those of the ONNX files (`receipt`).
 """
 
 from __future__ import annotations
@@ -53,10 +51,8 @@ Engines = Mapping[str, EngineFile]
 
 
 def compared_files(folder: Path, engines: Engines, files: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of the compared files, engines, weights and cases, by name.
-
-    Args:
-        files: SHA-256 of the bundle's files by name, as in its policy.yaml.
+    """Return the SHA-256 of the compared files, engines, weights and cases, by name in
+    policy.yaml.
     """
     digests = {entry.file: file_sha256(folder / entry.file) for entry in engines.values()}
     return {**passed_on(files), **digests}
@@ -83,10 +79,7 @@ def keep(
 def reject(
     folder: Path, engines: Engines, document: Mapping[str, Any], failures: list[str]
 ) -> None:
-    """Remove engines with wrong numbers, and record the comparison.
-
-    `engine.json` goes first: without it nothing loads them.
-    """
+    """Remove engines with wrong numbers, `engine.json` first, and record the comparison."""
     (folder / METADATA).unlink()
     forget(folder)
     _write(folder / REJECTION, {'failures': failures, **document})
@@ -116,16 +109,8 @@ def verify_built(
 ) -> Receipt:
     """Load the engines that were built on this machine and compare them with recorded cases.
 
-    Args:
-        metadata: contents of `engine.json`.
-        device: `cuda` or `cuda:N`.
-        advance: called with 1 after each case.
-
-    Returns:
-        The receipt; ask it for `failures`.
-
-    Raises:
-        ValueError: no recorded cases, or as `TensorRTEngine.load`.
+    `device`: `cuda` or `cuda:N`; `advance` gets 1 after each case. Raises ValueError: no recorded
+    cases, or as `TensorRTEngine.load`.
     """
     cases, facts = read_cases(bundle.folder)
     cases = [case for case in cases if case.rows <= metadata.rows]

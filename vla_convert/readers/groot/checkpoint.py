@@ -1,8 +1,8 @@
 """Checkpoints of GR00T: LeRobot's folders of type `groot` (N1.5, N1.7), NVIDIA's (N1.6, N1.7).
 
-Such a folder holds encoders and decoders of every embodiment; the bundle gets the slice of one. It
-names neither the heads of its attentions nor the tokenizer. NVIDIA's own folders of N1.5 are
-recognised and refused: the order of their joints is in the training project's Python code.
+A folder holds encoders and decoders of every embodiment; the bundle gets those of one. It names
+neither attention heads nor the tokenizer. NVIDIA's N1.5 folders are refused: the order of their
+joints is in the training project's Python code.
 """
 
 from __future__ import annotations

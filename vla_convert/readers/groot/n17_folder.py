@@ -1,9 +1,7 @@
 """Facts of a GR00T N1.6 or N1.7 folder, as NVIDIA's Isaac-GR00T and LeRobot 0.6 write it.
 
-LeRobot (type `groot`) writes N1.7 alone. Both say the same things in different files: groups of
-state and action dimensions in order with their statistics, cameras and frames, how images are cut.
-LeRobot writes them into the steps of its processors; NVIDIA into processor_config.json,
-statistics.json and embodiment_id.json.
+LeRobot (type `groot`) writes N1.7 alone, in its processors' steps; NVIDIA writes the same facts
+into processor_config.json, statistics.json and embodiment_id.json.
 """
 
 from __future__ import annotations
@@ -50,13 +48,10 @@ def image_spec(settings: JsonMapping, *, nvidia: bool) -> ImageSpec:
     """Return the resizing and cutting of images.
 
     Args:
-        settings: `image_target_size`, `image_crop_size`, `shortest_image_edge`, `crop_fraction`,
-            `use_albumentations` and `letter_box_transform`.
-        nvidia: the folder is NVIDIA's, whose own code cuts height and width each by its own number
-            where it uses torchvision (`use_albumentations: false`).
-
-    Raises:
-        JsonError: sizes that are missing or of another form.
+        settings: `image_target_size`, `image_crop_size`, `shortest_image_edge`,
+            `crop_fraction`, `use_albumentations` and `letter_box_transform`.
+        nvidia: NVIDIA's own code crops height and width separately with torchvision
+            (`use_albumentations: false`).
     """
     target = _pair(settings, 'image_target_size')
     if target is None:
@@ -92,15 +87,10 @@ def image_spec(settings: JsonMapping, *, nvidia: bool) -> ImageSpec:
 def cut_image(
     settings: JsonMapping, images: ImageSpec, cameras: tuple[tuple[int, int], ...]
 ) -> tuple[int, int] | None:
-    """Height and width of the images after they are cut, before Qwen's own resize.
+    """Height and width of the images after the crop, before Qwen's own resize.
 
-    None where the cameras' aspect is kept and not known.
-
-    Args:
-        cameras: (height, width) of the cameras' images, where they are known.
-
-    Raises:
-        ExportError: cameras of different aspects.
+    None where the cameras' aspect is kept and not known. `cameras`: known (height, width) of each.
+    Raises ExportError: cameras of different aspects.
     """
     target = _pair(settings, 'image_target_size')
     assert target is not None and images.crop is not None
@@ -119,12 +109,9 @@ def cut_image(
 
 
 def network_image(facts: FolderFacts, block: int, least: int) -> tuple[int, int]:
-    """Height and width of the network's images: Qwen's `smart_resize` of the cut ones.
+    """Height and width of the network's images: Qwen's `smart_resize` of the cropped ones.
 
-    Args:
-        facts: facts of the folder; `image_sizes` has the size of a cut image.
-        block: edge of an image token in pixels.
-        least: pixels of an image; a smaller one is enlarged.
+    `block`: edge of an image token in pixels; `least`: pixels that smaller images are enlarged to.
     """
     (cut,) = facts.image_sizes
     # Python's round, to even.
@@ -189,12 +176,7 @@ class _Settings:
     """Facts that both kinds of folder state.
 
     Attributes:
-        kind: name of the project that wrote the folder.
-        general: settings of text and normalisation.
-        modality: groups of dimensions, cameras and frames of this robot.
-        horizon: actions that the network makes.
-        raw_images: (height, width) of the cameras' images, where the folder says it.
-        cameras: names, where `modality` has none.
+        raw_images: (height, width) by camera, where the folder says it.
     """
 
     kind: str
@@ -222,11 +204,9 @@ def n17_embodiments(folder: Path, options: ExportOptions) -> tuple[str | None, J
 
 
 def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> FolderFacts:
-    """Read the facts of a folder of the family `groot_n16` or `groot_n17`.
+    """Read the facts of a `groot_n16` or `groot_n17` folder.
 
-    Raises:
-        ExportError, JsonError: settings that this runtime does not reproduce, files that contradict
-            each other, missing or damaged files.
+    Raises ExportError or JsonError: unsupported settings, contradictory, missing or damaged files.
     """
     if not is_lerobot_folder(folder):
         found = _nvidia(folder, family, options)
