@@ -110,11 +110,7 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
 
 
 def save(figures: Figures, out: Path | None) -> Path | None:
-    """Bring the targets up to date and write the figures, where a file was named.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Update the targets and write the figures, where a file was named (OSError)."""
     from parts.gpu_latency import targets
     from parts.measurement import write_result
 
@@ -136,7 +132,7 @@ def run_checks(
 ) -> Iterator[tuple[str, Figures]]:
     """Yield every check's name and finding; one that raises has failed, and the others still run.
 
-    A check for which no time is left of their share has not passed.
+    A check without time left of their share fails.
     """
     from parts.gpu_checks import CHECKS, Finding
 

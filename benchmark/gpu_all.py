@@ -70,11 +70,8 @@ def commands(arguments: argparse.Namespace) -> tuple[dict[str, list[Command]], d
 
 
 def run(steps: Sequence[Command], most_s: float) -> str:
-    """Run the commands of one measurement; return the one that failed, or ''.
-
-    Args:
-        steps: commands, one after the other.
-        most_s: limit of each, where its own is not lower.
+    """Run the commands of one measurement, each for `most_s` at most; return the failed one, or
+    ''.
     """
     for step in steps:
         print(f'\n$ python benchmark/{" ".join(step)}', flush=True)

@@ -84,15 +84,11 @@ class Weight:
 
 @dataclass(frozen=True)
 class Kit:
-    """A prepared folder, complete.
+    """A prepared folder, complete and laid out as a bundle (`onnx/`, later `engines/`).
 
-    Attributes:
-        folder: laid out as a bundle: `onnx/` lies in it and `engines/` will.
-        dims: dimensions of the networks.
-        precision: precision of the ONNX files; the reference of bfloat16 is of float32 files, and
-            that of int8, with bfloat16 beside, of the same products in 8 bits with float32 beside.
-        reference: inputs and ONNX Runtime's outputs, see `prepare`.
-        pytorch: figures of the same policy in PyTorch, of a kit prepared on the GPU machine.
+    `precision` of the ONNX files: bfloat16's reference is of float32 files, int8's (with bfloat16
+    beside) of the same 8-bit products with float32 beside. `reference`: see `prepare`; `pytorch`:
+    figures of a kit prepared on the GPU machine.
     """
 
     folder: Path
@@ -139,8 +135,7 @@ def prepare(folder: Path, size: str, precision: str, seed: int = 0) -> None:
     first step)
     and `chunk_rR`. The folder appears complete or not at all.
 
-    Raises:
-        ValueError: the folder is there already, or ONNX Runtime cannot run the files.
+    Raises ValueError: the folder exists, or ONNX Runtime cannot run the files.
     """
     if folder.exists():
         raise ValueError(f'{folder}: exists already; remove it or give another folder')
@@ -324,10 +319,9 @@ def _reference(
 
 
 def restore(folder: Path) -> Kit:
-    """Read a prepared folder and draw its weights where they did not travel along.
+    """Read a prepared folder and draw its weights if missing.
 
-    Raises:
-        ValueError: no prepared folder, or weights that are not those of `prepare`.
+    Raises ValueError: no prepared folder, or weights that are not those of `prepare`.
     """
     try:
         manifest = json.loads((folder / _MANIFEST).read_text())

@@ -164,8 +164,7 @@ def kernels_of(policy: Policy) -> dict[str, int]:
 def phases_of(policy: Policy) -> Kernels:
     """Kernels of each phase of an inference with every view new.
 
-    Raises:
-        RuntimeError: the views, or the denoise steps, do not launch alike.
+    Raises RuntimeError: views or denoise steps launch differently.
     """
     names = ('encode_image', 'encode_prefix', 'run_steps', '_run_step')
     parts: dict[str, list[int]] = {name: [] for name in names}
@@ -214,10 +213,8 @@ def write_deep(name: str, folder: Path) -> Path:
 
 
 def packed_kernels(name: str, bundle: Path, expert_type: type = FusedExpert) -> Kernels:
-    """Kernels of the fused modules with attention that takes lengths, and with epilogues.
-
-    Args:
-        expert_type: class of the expert's layers.
+    """Kernels of the fused modules with attention by lengths and epilogues; layers of
+    `expert_type`.
     """
     network = NETWORKS[name][1]
     packed = partialmethod(network.__init__, kernel=attend)
@@ -262,9 +259,7 @@ def prediction(
 ) -> dict[str, dict[str, float]]:
     """Roofline of pi0.5's published size in bfloat16, and the prediction for each kind of modules.
 
-    Returns:
-        milliseconds of each phase: the floor, each kind of modules, and a miss of the packed ones
-        with a prompt of each shorter length
+    Milliseconds of each phase: floor, each kind, and a packed miss with each shorter prompt.
     """
     family, dims = preset('pi05')
     published = with_cameras(dims, views)

@@ -127,12 +127,10 @@ class Turn(NamedTuple):
 
 
 class LeRobot:
-    """LeRobot's policy in a process of its own, which infers when it is asked to.
+    """LeRobot's policy in a process of its own.
 
-    Attributes:
-        facts: versions and parameters.
-        graphs: graphs that PyTorch's compiler compiled in each inference so far.
-        peak_memory_gib: peak memory of PyTorch on the GPU so far; None on a CPU.
+    `facts`: versions and parameters; `graphs`: compiled graphs in each inference;
+    `peak_memory_gib`: of PyTorch on the GPU, None on a CPU.
     """
 
     def __init__(self, python: Path, options: Options) -> None:
@@ -149,11 +147,7 @@ class LeRobot:
         self.peak_memory_gib: float | None = None
 
     def infer(self, arrays: Mapping[str, np.ndarray]) -> Turn:
-        """Infer from an observation with its noise.
-
-        Raises:
-            RuntimeError: LeRobot could not; its process has ended.
-        """
+        """Infer from an observation with its noise; RuntimeError: failed, its process has ended."""
         inputs, chunk = (self._folder / name for name in ('inputs.npz', 'chunk.npy'))
         np.savez(inputs, **arrays)
         assert self._process.stdin is not None
@@ -307,12 +301,7 @@ def export_reduced(bundle: Path, target: Path, precision: Precision) -> Path:
 
 
 def load_ours(names: Sequence[str], options: Options, sides: str) -> dict[str, Policy]:
-    """Export what these need beside LeRobot's folder, and load them.
-
-    Args:
-        options: options of LeRobot's folder; device and threads are ours, too.
-        sides: 'cpu' or 'cuda'.
-    """
+    """Export what these need beside LeRobot's folder, and load them; `sides`: 'cpu' or 'cuda'."""
     chosen = {name: OURS[sides][name] for name in names}
     checkpoint = Path(options.folder)
     onnx = any(one.backend in ('onnxruntime', 'auto') for one in chosen.values())
@@ -357,12 +346,8 @@ def without_refused(
 
 
 class Goal(NamedTuple):
-    """Most that ours may take of LeRobot's time, by turns.
-
-    Attributes:
-        most: part of the time.
-        ours: columns; the fastest counts.
-        theirs: columns; the fastest counts.
+    """Most that ours may take of LeRobot's time (a ratio); the fastest column of each side
+    counts.
     """
 
     name: str
@@ -410,11 +395,7 @@ GOALS: dict[str, dict[str, tuple[Goal, ...]]] = {
 
 
 def targets(goals: Sequence[Goal], figures: Mapping[str, Any]) -> list[Target]:
-    """Return every target with what was found; None where it was not measured.
-
-    Args:
-        figures: figures as `Record.figures` gives them.
-    """
+    """Return every target with its figure from `Record.figures`; None where not measured."""
     return [Target(goal.name, goal.most, _found(goal, figures)) for goal in goals]
 
 
@@ -536,9 +517,8 @@ def start_lerobot(
     """Start LeRobot's sides; return them, and why those that it cannot compile are left out.
 
     Args:
-        python: interpreter that LeRobot is installed in.
         columns: precision and compile mode of each.
-        arrays: an observation, which those that compile infer from.
+        arrays: an observation, to compile with.
     """
     sides: dict[str, LeRobot] = {}
     left_out: dict[str, str] = {}
@@ -564,10 +544,8 @@ def measure(
     rounds: int,
     warm_up: int,
 ) -> Iterator[dict[str, Any]]:
-    """Take the turns and yield the figures so far after each round that counts.
-
-    Args:
-        theirs: the first is the reference.
+    """Take the turns and yield the figures after each counted round; the first of `theirs` is the
+    reference.
     """
     spec = next(iter(ours.values())).spec
     record = Record(tuple(theirs), tuple(ours))

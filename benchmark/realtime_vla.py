@@ -45,21 +45,15 @@ Side = Callable[[], np.ndarray]
 
 
 def import_theirs(repository: Path) -> Any:
-    """Import realtime-vla's module for pi0.5 from its checkout.
-
-    Raises:
-        ImportError: a package that it needs is missing.
+    """Import realtime-vla's module for pi0.5 from its checkout; ImportError: a package is
+    missing.
     """
     sys.path.insert(0, str(repository))
     return importlib.import_module('pi05_infer')
 
 
 def their_side(module: Any, inputs: Any, device: str) -> Side:
-    """Return one inference of realtime-vla.
-
-    Args:
-        inputs: `random_policy.ChunkInputs`.
-    """
+    """Return one inference of realtime-vla on `random_policy.ChunkInputs`."""
     import torch
 
     views, horizon = len(inputs.pixels), len(inputs.step_inputs.x)
@@ -114,8 +108,7 @@ def our_sides(size: str, views: int, device: str) -> tuple[dict[str, Side], Any,
 def take_turns(sides: Mapping[str, Side], rounds: int) -> dict[str, np.ndarray]:
     """Milliseconds of each side, (rounds,), by turns in an order that changes.
 
-    Raises:
-        RuntimeError: a side gives a number that is not finite.
+    Raises RuntimeError: a side's numbers are not finite.
     """
     random, found = np.random.default_rng(0), {name: np.empty(rounds) for name in sides}
     for name, side in sides.items():

@@ -309,12 +309,7 @@ def note_stop(rig: Rig) -> None:
 
 
 class Player:
-    """Plays one session's phases on its rig.
-
-    Args:
-        random: draws everything.
-        show: told how it goes.
-    """
+    """Plays one session's phases on its rig."""
 
     def __init__(
         self, rig: Rig, random: np.random.Generator, kinds: dict[str, FaultKind], show: Any

@@ -58,10 +58,10 @@ class Commands:
     """Commands that the robot was given.
 
     Attributes:
-        stamps_ns: (n,) header stamps, increasing.
+        stamps_ns: (n,) rising.
         arrivals_ns: (n,) when they came.
         positions: (n, joints) rad or m.
-        measured: (n, joints) where the robot was at their stamps; None where nobody knows.
+        measured: (n, joints) at their stamps; None where unknown.
     """
 
     stamps_ns: np.ndarray
@@ -72,12 +72,7 @@ class Commands:
 
 @dataclass(frozen=True)
 class Frames:
-    """Frames of one camera.
-
-    Attributes:
-        stamps_ns: (n,) when its shutter closed, increasing.
-        published_ns: (n,) when its driver had published it, increasing.
-    """
+    """Frames of one camera: (n,) shutter stamps and times of publishing, rising."""
 
     stamps_ns: np.ndarray
     published_ns: np.ndarray
@@ -88,16 +83,16 @@ class Fault:
     """One fault, as it was played.
 
     Attributes:
-        detail: parameters of the fault, in words.
+        detail: parameters, in words.
         begin_ns: just before it.
-        over_ns: just after it; where a person was needed, when the robot was started again.
-        stops: the robot may stand still meanwhile.
-        operator: a person was needed; what the executor said.
-        recovery_s: from its end to the first motion, or to the next fault without one.
-        longest_s: the longest time without motion while it lasted.
-        longest_tick_s: the longest time between two commands, from its begin to `_SHOWS_NS` after
-            its end.
-        machine_s: part of that time in which the machine had no core for a thread.
+        over_ns: just after it; where a person was needed, at the restart.
+        stops: the robot may stand still.
+        operator: a person was needed; the executor's words.
+        recovery_s: from its end to the first motion or the next fault.
+        longest_s: longest time without motion during it.
+        longest_tick_s: longest time between commands, from its begin to `_SHOWS_NS` after its
+            end.
+        machine_s: part of that without a core for a ready thread.
     """
 
     kind: str
@@ -115,11 +110,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything that the bound of a stall is made of.
+    """Everything that a stall's bound is made of.
 
     Attributes:
-        inferences: (n, 2) float64: when a chunk's report came, ns, and how long it took, s.
-        pulse: (n, 2) int64: when a thread of the harness woke up late, and by how much, ns.
+        inferences: (n, 2) float64: report time, ns, and duration, s.
+        pulse: (n, 2) int64: when a harness thread woke up late, and by how much, ns.
         held: (n, 2) int64: the same of the policy's interpreter.
     """
 
@@ -136,11 +131,10 @@ class Stall:
     """A time without motion that no fault excuses.
 
     Attributes:
-        begin_ns: the last tick with motion, or the end of a fault.
-        allowed_s: longest duration allowed, see `allowed`.
-        parts: parts of the allowed duration, seconds.
-        after: fault that it follows directly; empty for none.
-        held_s: part of it in which the policy's interpreter stood still, for whatever reason.
+        begin_ns: last tick with motion, or end of a fault.
+        parts: of the allowed duration, s.
+        after: fault directly before it, or empty.
+        held_s: part in which the policy's interpreter stood still.
     """
 
     begin_ns: int
@@ -156,14 +150,9 @@ class Stall:
 
 
 def cut_offs(policy_log: str, faults: Sequence[Fault]) -> list[Fault]:
-    """Find where Fast DDS cut a policy off that had stood still, and its process started again.
+    """Find where Fast DDS cut off a stopped policy, whose process then started again.
 
-    Args:
-        policy_log: output of the policy's processes.
-        faults: faults that were played, in order; at least one.
-
-    Returns:
-        a fault each, from the end of the SIGSTOP until a policy has loaded again
+    Returns a fault each, from the end of the SIGSTOP until a policy has loaded.
     """
     lines = [
         (int(match[1]) * 1_000_000_000 + int(match[2]), match[3])
@@ -195,9 +184,8 @@ def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> d
     """Longest accepted parts of a time without motion, seconds by part.
 
     The next frames of all cameras that belong together, so many inferences as long as those beside
-    it were, what transport and ticks take, and the time for which the machine had no core for a
-    thread. Also the time for which the policy stood still, where that began soon after a
-    participant was killed, and as far as it is in none of the others.
+    it, transport and ticks, and the time without a core for a ready thread; soon after a
+    participant was killed, also the remaining time for which the policy stood still.
     """
     frame_ns = _next_together_ns(record.cameras, begin_ns) - begin_ns
     near = _inferences_beside(record, begin_ns, end_ns)
@@ -265,10 +253,10 @@ def _inferences_beside(record: Record, begin_ns: int, end_ns: int) -> np.ndarray
 
 
 def find_stalls(record: Record) -> list[Stall]:
-    """Times without motion outside faults; fills in what is to be found out about each fault.
+    """Find times without motion outside faults; complete each fault's figures.
 
-    Those that begin in the middle of the motion may take one inference. After a fault, or after
-    a late tick has dropped the plan, one may be under way whose chunk is of no use any more.
+    One in the middle of the motion may take one inference. After a fault, or a late tick that
+    dropped the plan, one more may be under way in vain.
     """
     motion = motion_ns(record.commands)
     stalls = []
@@ -350,11 +338,9 @@ def _late_s(pulse: np.ndarray, begin_ns: int, end_ns: int) -> float:
 
 @dataclass(frozen=True)
 class LimitUse:
-    """Share of one limit that the commands used.
+    """Use of one limit by the commands, as a fraction: 1 is the limit.
 
-    Attributes:
-        worst: largest share of the limit; 1 is the limit.
-        at_even_ticks: violations where both intervals were within a fifth of each other.
+    `at_even_ticks`: violations with both intervals within a fifth of each other.
     """
 
     worst: float
@@ -373,23 +359,16 @@ def check_limits(
 ) -> dict[str, LimitUse]:
     """Compare every command with the limits, by the stamps.
 
-    Velocity is the difference of two commands by that of their stamps; acceleration the
-    difference of two such velocities by the time between the middles of their intervals: no motion
-    within the limits exceeds either, however uneven the ticks are. A command after a pause may
-    slow down more suddenly: it contains no more than one and a half periods at top speed. A joint
-    whose command is set to where it is does not move by that.
+    Velocity is the difference of two commands by that of their stamps; acceleration that of two
+    velocities by the time between the middles of their intervals: no motion within the limits
+    exceeds either. A command after a pause may slow down more suddenly, but holds at most one and
+    a half periods at top speed. A command reset to the measured position is no motion.
+
+    Returns `position`, `velocity`, `acceleration`, `after a pause`, and `immediate stops`: ticks
+    beyond the acceleration limit that only slow down, in faults that may stop the robot at once.
 
     Args:
-        names: (joints,) names.
-        lower: (joints,) smallest position.
-        upper: (joints,) largest position.
-        velocity: (joints,) largest.
-        acceleration: (joints,) largest; infinite where there is none.
-
-    Returns:
-        use of `position`, `velocity`, `acceleration`, and of what a command `after a pause` may
-        contain; and `immediate stops`: ticks beyond the acceleration limit that only take speed
-        away, in faults that may stop the robot at once
+        acceleration: infinite where there is none; all limits are (joints,).
     """
     commands = record.commands
     stamps, positions = commands.stamps_ns, commands.positions

@@ -1,7 +1,7 @@
 """Faults of the soak, each from its begin to its end.
 
-A fault gets the `Rig` and a random generator, lasts as long as its function, and returns what
-exactly it did. Whatever state it leaves behind, the operator starts the robot again.
+A fault gets the `Rig` and a random generator, lasts as long as its function, and returns what it
+did. The operator then starts the robot again.
 """
 
 from __future__ import annotations
@@ -47,12 +47,7 @@ _Play = Callable[['Rig', np.random.Generator], str]
 
 @dataclass(frozen=True)
 class FaultKind:
-    """One kind of fault.
-
-    Attributes:
-        play: does it; returns what exactly.
-        stops: the robot may stand still while it lasts.
-    """
+    """One kind of fault; `stops`: the robot may stand still while it lasts."""
 
     play: _Play
     stops: bool = True
@@ -202,9 +197,9 @@ def glitch(rig: Rig, random: np.random.Generator) -> str:
 
 
 def reading_stays_wrong(rig: Rig, random: np.random.Generator) -> str:
-    """A reading that stays wrong, a person who calls ~/start once as the status says, and no more.
+    """A reading that stays wrong while a person calls ~/start once; it must be refused.
 
-    The first start must be refused: nobody saw the arm go there. Then the true reading is back.
+    Nobody saw the arm go there. Then the true reading is back.
     """
     stopped = _stop_first(rig, random)
     joint, place = _arm_joint(rig, random), rig.robot.positions

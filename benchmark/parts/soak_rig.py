@@ -76,13 +76,10 @@ class Profiles:
 
 @contextmanager
 def robot_graph(folder: Path) -> Iterator[tuple[Graph, Profiles]]:
-    """A graph as a robot's network is, that ends at this machine.
+    """A graph as a robot's network is, limited to this machine; profiles go into `folder`.
 
-    `LOCALHOST` would end there too, but gives every process shared memory, the executor as well.
-    This process, which is the robot, keeps out of shared memory as the executor does.
-
-    Args:
-        folder: the profiles are written into it.
+    `LOCALHOST` would give every process shared memory. This process, which is the robot, keeps out
+    of it as the executor does.
     """
     isolate()
     os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'SUBNET'
@@ -106,13 +103,9 @@ def use_profile(profile: Path) -> dict[str, str]:
 
 
 class Child:
-    """A Python process in a process group of its own; what it writes goes to a file.
+    """A Python process in its own process group, with its output in a file.
 
-    Args:
-        words: words of the command line, after the interpreter.
-        log: file that the process's output is appended to.
-        ends_with_stdin: True for a process that ends with its stdin, not with SIGINT.
-        profile: profile of Fast DDS.
+    `words`: of the command line; `ends_with_stdin`: instead of SIGINT; `profile`: of Fast DDS.
     """
 
     def __init__(
@@ -214,11 +207,7 @@ class Services:
         return None
 
     def insist(self, kind: Any, name: str, request: Any) -> Any:
-        """The answer of a call that may be repeated.
-
-        Raises:
-            TimeoutError: none came, however often.
-        """
+        """The answer of a call that may be repeated; TimeoutError: none came."""
         end_s = time.monotonic() + _INSIST_S
         while time.monotonic() < end_s:
             answer = self.call(kind, name, request)
@@ -227,11 +216,7 @@ class Services:
         raise TimeoutError(f'{name} has not answered for {_INSIST_S:g} s')
 
     def bring_up(self, node: str) -> None:
-        """Configure and activate a lifecycle node that has just been started.
-
-        Raises:
-            RuntimeError: it refused.
-        """
+        """Configure and activate a new lifecycle node; RuntimeError: it refused."""
         for transition in ('configure', 'activate'):
             number, _, goal = TRANSITIONS[transition]
             request = ChangeState.Request(transition=Transition(id=number))
@@ -302,9 +287,8 @@ def write_robot(target: Path) -> Robot:
 
 
 def home(robot: Robot) -> np.ndarray:
-    """(joints,) what the policy's actions lie around: the middle of each range, but for one joint.
-
-    `AT_ITS_LIMIT` is around its upper limit, so that half of its actions are beyond it.
+    """(joints,) the middle of each range, around which the policy acts; `AT_ITS_LIMIT`: its upper
+    limit.
     """
     return np.array(
         [
@@ -345,10 +329,7 @@ def _weights(seed: int) -> dict[str, np.ndarray]:
 
 
 def write_policy(folder: Path, robot: Robot, step_time_s: float, seed: int) -> Path:
-    """Write the bundle to `folder`, which must not exist yet.
-
-    The statistics are made such that the mean action is `home`.
-    """
+    """Write the bundle, whose mean action is `home`, to a new folder."""
     # Threads that spin lose tenfold on a busy machine.
     torch.set_num_threads(1)
     spec, weights = _spec(robot, step_time_s), _weights(seed)
@@ -446,15 +427,9 @@ class Memory:
 class Rig:
     """One session: a policy of one step time, from the start of its nodes to their end.
 
-    Attributes:
-        faults: faults that were played.
-        control: the executor's newest status.
-        newest_chunk: newest chunk of the policy.
-        strays: frame_id and stamp of chunks that a fault sent.
-        strayed: motion of a stopped robot beyond `STAYS`, in words.
-        most_stopped: longest way of a joint of a stopped robot, rad.
-        problems: faults of the harness: settings refused, an end before time.
-        exit_codes: by process, once the session is over.
+    `control`: the executor's newest status; `strays`: frame_id and stamp of chunks that a fault
+    sent; `strayed`: motion of a stopped robot beyond `STAYS`, in words; `most_stopped`: longest
+    such way of a joint, rad; `problems`: of the harness; `exit_codes`: by process, at the end.
     """
 
     POLICY, EXECUTOR = '/vla_policy', '/vla_executor'
@@ -585,11 +560,7 @@ class Rig:
         self.services.bring_up(self.POLICY)
 
     def launch_again(self, name: str) -> Child:
-        """Start another executor of this robot, as a second launch does; it is no part of the rig.
-
-        Args:
-            name: its node's name.
-        """
+        """Start another executor of this robot, as a second launch does."""
         return Child(
             [
                 *('-m', MODULES['executor_node'], '--ros-args', '-r', f'__node:={name}'),
@@ -634,13 +605,10 @@ class Rig:
         return self.control.get('mode') == 'running'
 
     def start_as_operator(self) -> str:
-        """Start the robot again if it waits for a person.
+        """Start the robot again if it waits for a person; return its status, or '' if it did not
+        wait.
 
-        Returns:
-            what its status said; empty when no person was needed
-
-        Raises:
-            RuntimeError: it does not start.
+        Raises RuntimeError: it does not start.
         """
         asked_s = time.monotonic()
         while self._control_s < asked_s + _STATUS_S:

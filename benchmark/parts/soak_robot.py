@@ -1,4 +1,4 @@
-"""The soak's simulated robot: joints that follow their commands with a lag, and what was commanded.
+"""The soak's simulated robot: joints that follow their commands with a lag.
 
 Every command is recorded with its header stamp and the time at which it came.
 """
@@ -67,14 +67,13 @@ class SimulatedRobot:
     """Publishes joint states at 100 Hz on a thread of its own.
 
     Attributes:
-        silent: True while nothing is published.
+        silent: nothing is published.
         sensor_error: (joints,) added to what it publishes.
-        errs_for: samples for which it errs; none has an end where this is below 0.
-        repeats: True while it publishes what it measured before, under new stamps.
-        every: so many periods lie between two joint states.
+        errs_for: samples for which it errs; below 0: without end.
+        repeats: old measurements are published under new stamps.
+        every: periods between two joint states.
         positions: (joints,) where its joints are.
-        problems: exceptions of the robot's thread.
-        late: when a joint state came late, and by how much, ns.
+        late: when a joint state was late, and by how much, ns.
     """
 
     def __init__(self, graph: Graph, robot: Robot, positions: np.ndarray) -> None:
@@ -223,9 +222,7 @@ class SimulatedRobot:
         return self.powered
 
     def _command_has_come(self) -> bool:
-        """Return whether motors are to come on, and every joint of an arm is where it is
-        commanded.
-        """
+        """Return whether motors are due and every arm joint is where it is commanded."""
         return self._waits_until_s < float('inf') and all(
             side.newest is None or not (self._away(side) > _BACK).any() for side in self._sides
         )

@@ -34,11 +34,7 @@ _FOLLOWED_NS = 200_000_000
 
 @dataclass(frozen=True)
 class Sheet:
-    """Size of the plots, so that their words can be read on a screen.
-
-    Attributes:
-        width: inches.
-    """
+    """Size of the plots, legible on a screen; `width` in inches."""
 
     width: float
     columns: int
@@ -56,11 +52,7 @@ NARROW = Sheet(4.8, 3)
 def joints(
     telemetry: Telemetry, units: Mapping[str, str], start_ns: int, sheet: Sheet = WIDE
 ) -> str:
-    """Commanded and measured positions; every hand-over, instruction and reset is marked.
-
-    Args:
-        start_ns: time at which the time axis begins.
-    """
+    """Plot commanded and measured positions, with hand-overs, instructions and resets."""
     rows = max(len(units), 1)
 
     def draw(figure: Figure) -> None:
@@ -112,11 +104,7 @@ def tracking(
 
 
 def tracking_error(telemetry: Telemetry, joint: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return how far a joint is from the newest command, wherever there is one.
-
-    Returns:
-        (n,) times in ns and (n,) measured less commanded positions.
-    """
+    """Return times (n,) ns and a joint's measured position less its newest command (n,)."""
     measured, commanded = telemetry.measured.get(joint), telemetry.commanded.get(joint)
     if not (measured and commanded and measured.times_ns and commanded.times_ns):
         return np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -165,9 +153,8 @@ def latency(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
 
 
 def ages(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
-    """Plot the age of each input when its inference began; each in a panel of its own.
-
-    Cameras that are triggered together have the same ages, and would hide one another.
+    """Plot the age of each input at its inference, each in a panel: cameras triggered together
+    have equal ages.
     """
     sources = sorted({name for one in telemetry.inferences for name in one.ages_ms})
     rows = max(len(sources), 1)
@@ -253,19 +240,11 @@ def _curve(
 def plotted_curve(
     times: np.ndarray, values: np.ndarray, breaks: Sequence[float] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Prepare a curve for plotting: NaN where no sample came for a while, thinned in between.
+    """Thin a curve (times (n,) s, rising; values (n,)) for plotting, with NaN in gaps; return (m,)
+    and (m,).
 
-    A gap is found from the samples before any is left out, so that a long curve is as connected as
-    a short one, and from those around it, so that the rate may change. Of every stretch that is
-    thinned the lowest and the highest value stay.
-
-    Args:
-        times: (n,) seconds, rising.
-        values: (n,)
-        breaks: seconds at which a curve is interrupted, whatever its samples are.
-
-    Returns:
-        (m,) seconds and (m,) values.
+    Gaps are found before thinning, relative to the samples around them. Lowest and highest value
+    of every thinned stretch stay. `breaks` (s) always interrupt the curve.
     """
     steps = np.diff(times)
     gaps = steps > np.maximum(_LEAST_GAP_S, _GAP_FACTOR * _usual(steps))

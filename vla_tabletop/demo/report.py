@@ -92,11 +92,8 @@ def write_report(
 ) -> None:
     """Write the page.
 
-    Args:
-        telemetry: recorded telemetry; may be empty.
-        facts: facts of the run, for the table on top.
-        failure: reason why the session ended early; '' when it did not.
-        images: frames that the bag has.
+    `facts` are for the table on top; `failure` says why the session ended early, '' if it did not;
+    `images`: frames that the bag has.
     """
     start_ns = _start_ns(telemetry)
     page = render(

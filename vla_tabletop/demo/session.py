@@ -1,12 +1,15 @@
 """Run the demo: start three processes, act as the operator, record everything, write a report.
 
 Invariants:
-- the same executables with the same YAML as the launch files start;
-- whatever ends the session (time, a signal, a crashed process), the executor is stopped first
-  where it still lives, then the processes are ended in order and the bag is closed; parameters are
-  written once they are known, the report by the caller;
-- nothing is commanded while the scene is exchanged: the executor is inactive then;
-- a file that cannot be written ends neither session nor motion; it is said at once.
+
+- executables and YAML are those of the launch files;
+
+- at any end (time, signal, crash) the executor is stopped first if it lives, then processes end in
+order and the bag is closed;
+
+- the executor is inactive while the scene is exchanged;
+
+- a file that cannot be written is reported at once and ends neither session nor motion.
 """
 
 from __future__ import annotations
@@ -59,11 +62,7 @@ class Assignment:
 
 
 def assignments(seed: int) -> Iterator[Assignment]:
-    """Scenes and tasks without end; the same for the same seed.
-
-    Args:
-        seed: 0 and up.
-    """
+    """Scenes and tasks without end, a function of the seed (0 and up)."""
     rng = np.random.default_rng([seed, 7])
     number = 0
     while True:
@@ -79,11 +78,8 @@ def assignments(seed: int) -> Iterator[Assignment]:
 
 
 def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
-    """Print at once; when the terminal is gone, go on without output.
-
-    Args:
-        end: after it.
-        stream: standard output when None.
+    """Print at once; once the terminal is gone, go on without output. `stream` None: standard
+    output.
     """
     stream = stream or sys.stdout
     try:
@@ -102,10 +98,7 @@ _PLAIN_PERIOD_S = 2.0
 class StatusLine:
     """Shows a session's progress on standard output.
 
-    Args:
-        telemetry: telemetry so far.
-        seconds: duration that the session shall take.
-        begun_s: steady time of its beginning.
+    `begun_s` is its beginning on the steady clock, `seconds` its planned duration.
     """
 
     def __init__(self, telemetry: Telemetry, seconds: float, begun_s: float) -> None:
@@ -169,12 +162,9 @@ class Interrupted(Exception):  # noqa: N818 - it is a wish, not an error
 
 @dataclass
 class DemoResult:
-    """Result of a session.
+    """Result of a session; `failure` is '' for a normal end or Ctrl-C.
 
-    Attributes:
-        failure: reason why it ended early; '' when it did not. Ctrl-C is no failure.
-        unwritten: reasons why a file is missing or ends early, one line each.
-        seconds: duration of the closed loop.
+    `unwritten`: why files are missing or end early; `seconds`: of the closed loop.
     """
 
     telemetry: Telemetry = field(default_factory=Telemetry)
@@ -188,11 +178,9 @@ class DemoResult:
 def run_session(
     options: DemoOptions, interrupt: Interrupt, say: Callable[[str], None]
 ) -> DemoResult:
-    """Run the demo; returns whatever happened, for the report.
+    """Run the demo; return whatever happened, for the report.
 
-    Args:
-        interrupt: ends it when wanted; still in charge of the signals after the return.
-        say: prints a line for the person.
+    `interrupt` still handles signals after the return; `say` prints a line.
     """
     robot = options.load_robot()
     result = DemoResult(joint_units={joint.in_messages: joint.unit for joint in robot.joints})

@@ -24,12 +24,7 @@ _COUNTERS = frozenset(
 
 
 class TelemetryListener:
-    """Gets messages from the recorder, so that bag and report have the same.
-
-    Args:
-        robot: names the topics of joints and outputs.
-        namespace: full name of the nodes' namespace.
-    """
+    """Gets messages from the recorder, so that bag and report agree."""
 
     def __init__(self, robot: Robot, telemetry: Telemetry, namespace: str) -> None:
         self._robot = robot

@@ -1,13 +1,12 @@
 """Demonstrations of Meta-World's scripted experts as a data set in LeRobot's format.
 
-An episode is a function of (seed, task, number) alone. Shards are made in several processes and
-may be interrupted; then the writer of `to-dataset` puts them together. Beside LeRobot's files lies
-`labels.npz`, which no robot has: object and goal, in the room and in the images, for the first two
-stages of training, and which episodes are tagged positive.
+An episode is a function of (seed, task, number). Shards are made in interruptible processes, and
+the writer of `to-dataset` joins them. `labels.npz` has what no robot knows: object and goal, in
+the room and in the images, for the first two stages of training, and positive tags.
 
-As in DART (arXiv 1703.09327) the executed command carries noise and the recorded action does not,
-so the policy learns to come back; in half of the episodes the hand is shoved off its way once. A
-good episode is at full speed. A poor one is slow and noisy, or fails.
+As in DART (arXiv 1703.09327) executed commands carry noise that recorded actions do not, so the
+policy learns to come back; half of the episodes have a shove. Good episodes are at full speed;
+poor ones are slow and noisy, or fail.
 """
 
 from __future__ import annotations
@@ -74,10 +73,8 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Settings of a data set; equal settings give equal files.
-
-    Attributes:
-        format: raised when tasks, cameras or recording change.
+    """Settings of a data set; equal settings give equal files. Raise `format` when tasks, cameras
+    or recording change.
     """
 
     seed: int = 0
@@ -98,8 +95,8 @@ class Demonstrations:
     Attributes:
         images: (F, 2, 64, 64, 3) uint8, in the order of `CAMERAS`.
         state: (F, 4) float32; action (F, 4) float32, the expert's.
-        points_m: (F, 2, 3) object and goal; pixel (F, 2, 2, 2) their places in each image.
-        episode: (F,) number of its episode; tasks and instruction are per episode.
+        points_m: (F, 2, 3) object and goal; pixel (F, 2, 2, 2) their image positions.
+        episode: (F,) episode number; tasks and instruction are per episode.
         task: (E,) index into `TASKS`.
         positive: (E,) bool, the advantage tag.
     """
@@ -118,10 +115,9 @@ class Demonstrations:
 def generate(
     folder: Path, plan: DataPlan, processes: int, progress: bool = True, force: bool = False
 ) -> None:
-    """Write the data set, with its shards beside it until it is whole.
+    """Write the data set; its shards stay beside it until it is complete.
 
-    Raises:
-        ValueError: the folder holds a data set of another plan, or something else.
+    Raises ValueError: the folder holds another plan's data set, or something else.
     """
     if not force:
         check_plan(folder, plan)
@@ -149,11 +145,7 @@ def read_plan(folder: Path) -> DataPlan:
 
 
 def check_plan(folder: Path, plan: DataPlan) -> None:
-    """Refuse a folder that holds a data set of another plan.
-
-    Raises:
-        ValueError: names both plans.
-    """
+    """Refuse a folder with a data set of another plan (ValueError names both)."""
     if (folder / PLAN_FILE).exists() and (found := read_plan(folder)) != plan:
         raise ValueError(
             f'{folder}: holds a data set of {found}, asked for {plan}; give the same arguments, or '
@@ -162,11 +154,7 @@ def check_plan(folder: Path, plan: DataPlan) -> None:
 
 
 def read(folder: Path) -> Demonstrations:
-    """Read a data set that `generate` wrote, frames and actions from LeRobot's files.
-
-    Raises:
-        FileNotFoundError: there is none, or it is not whole.
-    """
+    """Read a data set of `generate`; FileNotFoundError: none, or incomplete."""
     if not (folder / PLAN_FILE).exists():
         raise FileNotFoundError(
             f'{folder}: is no finished data set; make it: ./run metaworld vla_runtime '

@@ -47,14 +47,11 @@ _SMALLEST_RANGE = 0.05
 
 
 class MetaWorldSamples:
-    """Training batches; holds the statistics that the policy ships with.
+    """Training batches, and the statistics that the policy ships with.
 
-    A chunk is the expert's actions from a frame on, and the last one again past the episode's end.
-
-    Args:
-        prompting: prompts of the policy; None for one without language, which tells the tasks
-            apart by what it sees.
-        statistics: `state.q01` and so on; computed from the data when None.
+    A chunk is the expert's actions from a frame on; the last one repeats past the episode's end.
+    `prompting` None: no language, tasks are told apart by sight; `statistics` None: computed from
+    the data.
     """
 
     world = METAWORLD
@@ -132,11 +129,8 @@ class MetaWorldSamples:
         return np.ones(HORIZON, dtype=np.float32)
 
     def errors(self, actions: np.ndarray, batch: Batch) -> dict[str, float]:
-        """Judge sampled chunks.
-
-        Returns:
-            RMS error of the velocity, in m/s, of the first step, of the first eight, and of all;
-            good episodes alone.
+        """Return RMS velocity errors (m/s) of the first step, the first eight and all, of good
+        episodes.
         """
         good = self.data.positive[self.episode[batch.frame]]
         wanted = self.data.action[self._rows[batch.frame]]

@@ -1,8 +1,8 @@
 """Meta-World (arXiv 1910.10897) as a robot: velocities and a gripper in, state and images out.
 
-The environment moves its end effector by up to 1 cm a tick of 12.5 ms, and the last of its four
-actions closes the gripper. Here the first three are velocities in m/s, which is the same number in
-units that a robot's driver has. Everything random is a function of task and seed.
+The environment moves its end effector by up to 1 cm a tick of 12.5 ms. Here the first three
+actions are velocities in m/s, the fourth closes the gripper. Everything random is a function of
+task and seed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Simulator:
     """One task at a time; a renderer is made anew where the task changes.
 
     Attributes:
-        observation: (39,) the environment's own, of now.
-        success: whether the environment has said so since the reset.
-        time_s: simulated time since then.
+        observation: (39,) the environment's own, now.
+        success: the environment has said so since the reset.
+        time_s: simulated time since the reset.
     """
 
     def __init__(self) -> None:
@@ -64,9 +64,8 @@ class Simulator:
     def step(self, command: np.ndarray) -> None:
         """Advance one tick.
 
-        Args:
-            command: (4,) in the order of `ACTION_NAMES`: m/s, and the gripper in [-1, 1]. The
-                environment cuts them to its limits.
+        `command` is (4,) in the order of `ACTION_NAMES`: m/s, and the gripper in [-1, 1], cut to
+        the environment's limits.
         """
         action = np.array(command, dtype=np.float64)
         action[:3] /= FULL_SPEED_M_S

@@ -11,11 +11,7 @@ from vla_tabletop.sim.world import TabletopState
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of one instruction.
-
-    Attributes:
-        outcome: None for words that no task has.
-    """
+    """Outcome of one instruction; None for words that no task has."""
 
     instruction: str
     outcome: Outcome | None

@@ -1,9 +1,8 @@
-"""The scripted expert: from measured joints and known block places to a chunk of setpoints.
+"""The scripted expert: from measured joints and known block positions to a chunk of setpoints.
 
-Memoryless: a chunk depends on the state handed in and on nothing else, so any goal can label any
-frame (an instruction that was never followed there included), and a disturbed arm gets the chunk
-that recovers. The tip moves along a reference in Cartesian space; damped least squares (Wampler
-1986) on the MuJoCo model turns it into joints, with the tool kept upright and unrolled.
+A chunk depends on the given state alone: any goal can label any frame, and a disturbed arm gets a
+chunk that recovers. The tip follows a Cartesian reference; damped least squares (Wampler 1986) on
+the MuJoCo model gives the joints, with the tool upright and unrolled.
 """
 
 from __future__ import annotations
@@ -55,10 +54,8 @@ _PUSH_BEYOND_M = 0.02
 class Style:
     """Style of an expert's motion, from good demonstrations to poor ones.
 
-    Attributes:
-        hover_m: height over the target at which it is approached.
-        aim_m: (2,) constant error of where it believes the target of a touch to be; a push, which
-            forgives less, is always aimed well.
+    `hover_m`: approach height over the target; `aim_m`: (2,) constant error of a touch's target (a
+    push, which forgives less, is aimed well).
     """
 
     speed_m_s: float = 0.15
@@ -104,13 +101,9 @@ class Expert:
     ) -> np.ndarray:
         """A chunk of setpoints from here towards the goal.
 
-        Args:
-            joint_rad: (6,) measured positions.
-            block_m: (3, 3) block centres, taken to lie still unless pushed.
-
-        Returns:
-            (steps, 6) rad; row i is to be commanded i steps from now and is where the arm should
-            be one step (`STEP_TIME_S`) later.
+        `joint_rad` (6,) is measured; `block_m` (3, 3) centres lie still unless pushed. Returns
+        (steps, 6) rad; row i is commanded i steps from now and reached one step (`STEP_TIME_S`)
+        later.
         """
         joints = np.clip(joint_rad, self._lower, self._upper)
         # Lists: Python's floats are NumPy's numbers, computed several times as fast.
@@ -227,9 +220,8 @@ def _way_to_push(
 
 
 def _way_along(tip: Point, block: Point, sign: float, style: Style) -> np.ndarray:
-    """Low behind the block: forward while in line with it, back from it while beside its middle.
-
-    A block pushed off its middle turns and slips aside, the more the longer.
+    """Low behind the block: forward while in line with it, back while beside its middle. A block
+    pushed off its middle turns and slips aside.
     """
     behind = sign * (block[1] - tip[1])
     aside = abs(block[0] - tip[0])

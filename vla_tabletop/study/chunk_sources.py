@@ -42,12 +42,7 @@ class ChunkSource(Protocol):
 
 
 class PolicySource:
-    """A policy bundle; settings are a condition's, noise is the seed's.
-
-    Args:
-        precision: precision of the large matrices.
-        backend: backend of the networks.
-    """
+    """A policy bundle; settings are a condition's, noise is the seed's."""
 
     needs_images = True
 

@@ -234,9 +234,7 @@ def _panel(study: Json, name: str, title: str, factor: float) -> str:
 
 
 def _draw(panel: Any, study: Json, name: str, title: str, factor: float) -> None:
-    """One measure over x, with its intervals; curves stand a little apart so that each can be
-    seen.
-    """
+    """One measure over x, with intervals; curves are offset to stay visible."""
     ticks = list(dict.fromkeys(c['label'][study['x']] for c in study['conditions']))
     curves = _curves(study)
     for number, conditions in enumerate(curves.values()):

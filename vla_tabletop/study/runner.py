@@ -1,8 +1,7 @@
 """Runs the conditions of a study: seeded, over processes, resumable.
 
-A condition's episodes are written once all of them are done, into a file named after condition,
-seeds, bundle and source. So an interrupted study goes on where it was, a condition that two studies
-share is run once, and after a change of the code every condition is run again.
+A condition's episodes are written together, under a name of condition, seeds, bundle and source:
+an interrupted study resumes, a shared condition runs once, and changed code runs again.
 """
 
 from __future__ import annotations
@@ -53,10 +52,9 @@ class Run:
 
 
 def episode_seeds(study_seed: int, episodes: int) -> tuple[int, ...]:
-    """The seeds of a study: never those of training, nor those that a bundle was checked on.
+    """The seeds of a study: none of training, none of a bundle's check.
 
-    Raises:
-        ValueError: more episodes than a study seed has.
+    Raises ValueError: more episodes than a study seed has.
     """
     if not 0 < episodes <= _SEEDS_PER_STUDY_SEED or study_seed < 0:
         raise ValueError(
@@ -75,18 +73,11 @@ def run_conditions(
     pool: Pool | None = None,
     progress: bool = True,
 ) -> dict[Condition, list[EpisodeResult]]:
-    """Run what has not been run yet; safe to interrupt.
+    """Run what has not been run yet, all conditions on the same seeds; safe to interrupt.
 
-    Args:
-        conditions: all on the same seeds.
-        bundle: folder of the policy; folders by family for conditions with a `policy_family`.
-        work: folder of the finished conditions.
-        pool: pool of processes, each with one thread and a policy of its own; None: only this one.
-        progress: show a bar.
-
-    Raises:
-        JsonError: a file in `work` is no finished condition; names it.
-        ClusterError: the pool is a cluster that cannot be used.
+    `bundle`: folder, or folders by family for conditions with a `policy_family`; `work`: folder of
+    finished conditions; `pool`: single-threaded processes with a policy each, None: this process.
+    Raises JsonError: a damaged file in `work`; ClusterError.
     """
     runs = [
         Run(condition, bundle_of(condition, bundle, work), tuple(seeds)) for condition in conditions

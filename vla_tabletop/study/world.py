@@ -16,12 +16,7 @@ from vla_tabletop.study.condition import Condition
 
 @dataclass(frozen=True)
 class Asked:
-    """The task of an episode.
-
-    Attributes:
-        instruction: what the robot is told.
-        meant: the block of the instruction; 0 in a world without.
-    """
+    """The task of an episode; `meant` is its block, 0 in a world without."""
 
     instruction: str
     family: str
@@ -32,10 +27,10 @@ class World(Protocol):
     """A world on a simulated clock. Lengths in the robot's units.
 
     Attributes:
-        columns: commanded columns of the robot, in the order of `measured` and `step`.
-        limits: limits of these columns; None: none.
-        tick_s: period of the executor's ticks.
-        step_time_s: time of a policy's step, a multiple of it.
+        columns: commanded ones, in the order of `measured` and `step`.
+        limits: of these columns; None: none.
+        tick_s: period of the executor.
+        step_time_s: of a policy step, a multiple of `tick_s`.
     """
 
     columns: tuple[Column, ...]
@@ -44,13 +39,9 @@ class World(Protocol):
     step_time_s: float
 
     def begin(self, condition: Condition, seed: int, index: int, sees: bool) -> Asked:
-        """Begin the episode that a seed stands for.
+        """Begin the episode of a seed.
 
-        Args:
-            condition: its scene and task.
-            seed: seed of scene and task.
-            index: index of the family among the condition's.
-            sees: whether images will be asked for.
+        `index` of the family among the condition's; `sees`: images will be asked for.
         """
 
     def measured(self) -> np.ndarray:

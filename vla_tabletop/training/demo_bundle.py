@@ -88,18 +88,15 @@ def write_demo_bundle(
 ) -> dict[str, str]:
     """Write the bundle, run it in the simulator, and write the results beside it.
 
-    Args:
-        target: folder of the new bundle; replaced with `force`.
-        network: trained weights, of a family that has a recipe.
-        statistics: `state.q01` and so on.
-        tokenizer: the vocabulary's `.model` file; None without language.
-        made: facts of its training, for verification.json.
-        episodes: a kind of task, on scenes that training never saw; 0 to skip.
-        check: runs it there; None: the tabletop's.
-        files: further files of its family, copied under their names.
+    Returns success rates by what was evaluated, in words.
 
-    Returns:
-        What was evaluated, in words, to its success rate.
+    Args:
+        network: trained, of a family with a recipe.
+        statistics: `state.q01` and so on; `tokenizer` is None without language.
+        made: facts of the training, for verification.json.
+        episodes: a kind of task, on unseen scenes; 0: none.
+        check: simulates the bundle; None: the tabletop's.
+        files: of its family, copied.
     """
     versions = {
         'python': platform.python_version(),

@@ -1,17 +1,12 @@
 """Objectives of a tabletop policy's three training stages, the same for every family.
 
-1. `SeeObjective`: the vision network alone says in which patch, and where in it, each colour lies.
-2. `GroundObjective`: the prefix alone points at the *named* block. Image tokens say which of them
-   shows it; the token that has seen all says where it is, reads the state back, and foretells where
-   the arm will be at the chunk's end.
-3. The expert's chunks, with the second stage's loss beside it: `FlowObjective` for heads that
-   denoise along a flow, `DiffusionObjective` with a scheduler, `ChunkObjective` for those that make
-   a chunk in one pass, `TokenObjective` for those that write it as tokens.
+1. `SeeObjective`: the vision network finds patch and offset of each colour. 2. `GroundObjective`:
+the prefix points at the *named* block; its last token gives the position, the state and the arm at
+the chunk's end. 3. The expert's chunks plus the second loss: `FlowObjective`,
+`DiffusionObjective`, `ChunkObjective` (one pass) or `TokenObjective`, by kind of head.
 
-Without the first two, flow matching alone stays at chance about which block is meant for as long
-as was tried; and without the pointing, so does the second (1200 steps), since the last token must
-find word and block in one go. Pointing is learned within 200 steps. The heads here are thrown away
-after training.
+Flow matching alone stayed at chance about the meant block; so did the second stage without
+pointing (1200 steps), which is learned within 200. These heads are dropped after training.
 """
 
 from __future__ import annotations
@@ -50,11 +45,10 @@ class SeeObjective(nn.Module):
     def forward(
         self, network: FlowNetwork, pixels: Tensor, pixel: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and what to report.
+        """Return the loss and figures to report.
 
-        Args:
-            pixels: (B, V, 3, S, S).
-            pixel: (B, V, C, 2) centres as `project` gives them; NaN behind the camera.
+        `pixels` (B, V, 3, S, S); `pixel` (B, V, C, 2) centres as `project` gives them, NaN behind
+        the camera.
         """
         images = pixels.flatten(0, 1)
         tokens = network.vision(images) if self._see is None else self._see(network, images)
@@ -90,12 +84,10 @@ class GroundObjective(nn.Module):
         state: Tensor,
         end: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and what to report.
+        """Return the loss and figures to report.
 
-        Args:
-            pixel: (B, V, 2) the named thing's centre as `project` gives it.
-            place: (B, P) its place in decimetres; state: (B, S) normalised.
-            end: (B, A) the chunk's last action, normalised.
+        `pixel` (B, V, 2): the named thing's centre as `project` gives it; `place` (B, P): its
+        position, dm; `state` (B, S) and `end` (B, A, the chunk's last action): normalised.
         """
         patch, _, seen = locate(pixel.flatten(0, 1), self._half_height_px)
         last = prefix.last
@@ -117,12 +109,8 @@ class GroundObjective(nn.Module):
 class FlowObjective(nn.Module):
     """Flow matching (arXiv 2410.24164); several draws of noise and time share one prefix.
 
-    t is 1 at the noise and 0 at the actions, and the velocity leads from the actions to the noise,
-    as in openpi and LeRobot.
-
-    Args:
-        draws: (noise, time) pairs a prefix.
-        step_weight: (H,) weight of each step's squared error, of mean 1.
+    t is 1 at the noise and 0 at the actions, and the velocity leads to the noise, as in openpi and
+    LeRobot. `step_weight`: (H,) of each step's squared error, of mean 1.
     """
 
     step_weight: Tensor
@@ -139,11 +127,7 @@ class FlowObjective(nn.Module):
         actions: Tensor,
         generator: torch.Generator,
     ) -> Tensor:
-        """Weighted mean squared error of the velocity.
-
-        Args:
-            actions: (B, H, A) normalised.
-        """
+        """Weighted mean squared error of the velocity of (B, H, A) normalised actions."""
         draws = self.draws
         actions = actions.repeat_interleave(draws, dim=0)
         noise = torch.randn(actions.shape, generator=generator).to(actions)
@@ -160,9 +144,8 @@ class FlowObjective(nn.Module):
 class DiffusionObjective(nn.Module):
     """Loss of a scheduler's prediction (arXiv 2006.11239), at training steps drawn evenly.
 
-    Args:
-        draws: (noise, step) pairs a prefix.
-        step_weight: (H,) weight of each step's squared error, of mean 1.
+    `draws`: (noise, step) pairs a prefix; `step_weight`: (H,) of each step's squared error, of
+    mean 1.
     """
 
     step_weight: Tensor
@@ -183,11 +166,7 @@ class DiffusionObjective(nn.Module):
         actions: Tensor,
         generator: torch.Generator,
     ) -> Tensor:
-        """Weighted mean squared error of the prediction.
-
-        Args:
-            actions: (B, H, A) normalised.
-        """
+        """Weighted mean squared error of the prediction, of (B, H, A) normalised actions."""
         actions = actions.repeat_interleave(self.draws, dim=0)
         noise = torch.randn(actions.shape, generator=generator).to(actions)
         steps = torch.randint(len(self.kept), (len(actions),), generator=generator).to(
@@ -211,8 +190,7 @@ class DiffusionObjective(nn.Module):
 class ChunkObjective(nn.Module):
     """L1 of a chunk made in one pass (arXiv 2304.13705, without the variational encoder).
 
-    Args:
-        step_weight: (H,) weight of each step's error, of mean 1.
+    `step_weight`: (H,) of each step's error, of mean 1.
     """
 
     step_weight: Tensor
@@ -228,11 +206,7 @@ class ChunkObjective(nn.Module):
         actions: Tensor,
         generator: torch.Generator,
     ) -> Tensor:
-        """Weighted mean absolute error; nothing is drawn.
-
-        Args:
-            actions: (B, H, A) normalised.
-        """
+        """Weighted mean absolute error of (B, H, A) normalised actions; nothing is drawn."""
         return (self.step_weight * (network.actions(prefix.past) - actions).abs()).mean()
 
 
@@ -250,11 +224,7 @@ class TokenObjective(nn.Module):
         actions: Tensor,
         generator: torch.Generator,
     ) -> Tensor:
-        """Mean over all tokens; nothing is drawn.
-
-        Args:
-            actions: (B, H, A) normalised.
-        """
+        """Mean over all tokens of (B, H, A) normalised actions; nothing is drawn."""
         tokens, written = (
             torch.from_numpy(one).to(actions.device)
             for one in self._answers.write(actions.cpu().numpy())
@@ -264,13 +234,9 @@ class TokenObjective(nn.Module):
 
 
 def answer_logits(network: TokenNetwork, past: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
-    """Logits (B, n + 1, vocabulary) of the tokens of answers that begin with `tokens`.
+    """Logits (B, n + 1, vocabulary) after each of `tokens` (B, n) int64, in one pass.
 
-    All at once; serving comes to the same one pass after the other.
-
-    Args:
-        past: outputs of `prefix`, B rows.
-        tokens: (B, n) int64.
+    `past`: outputs of `prefix`, B rows.
     """
     mask, count = past['prefix_mask'], tokens.shape[1]
     places = torch.arange(count, device=tokens.device)
@@ -293,10 +259,8 @@ def chunk_objective(
     step_weight: Tensor,
     answers: Answers | None = None,
 ) -> nn.Module:
-    """Return the third stage's objective for a family's kind of head.
-
-    Args:
-        answers: of a `tokens` head.
+    """Return the third stage's objective for a family's kind of head; `answers` are for
+    `tokens`.
     """
     if answers is not None:
         return TokenObjective(answers)
@@ -308,15 +272,11 @@ def chunk_objective(
 
 
 def locate(pixel: Tensor, half_height_px: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the patch that a point falls into.
+    """Return the patch (...) int of a point, its offset (..., 2) from the middle in patches, and
+    seen (...) bool.
 
-    Args:
-        pixel: (..., 2) as `project` gives it; NaN behind the camera.
-        half_height_px: half the height of the image in its square, in which `project` counts.
-
-    Returns:
-        patch (...) int, offset (..., 2) from the patch's middle in patches, and seen (...) bool,
-        False outside the image (the square's black bars show nothing).
+    `pixel` (..., 2) as `project` gives it, in units of `half_height_px`. Seen is False behind the
+    camera and in the square's black bars.
     """
     place = IMAGE_SIZE / 2 + half_height_px * pixel
     across = (place[..., 0] >= 0) & (place[..., 0] < IMAGE_SIZE)

@@ -27,15 +27,9 @@ if TYPE_CHECKING:
 
 
 class WorkLog:
-    """`runs.json` of a work folder: a run that was cut off is in it, too, as far as it came.
+    """`runs.json` of a work folder; an interrupted run is in it as far as it came.
 
-    Args:
-        path: path of the file; the runs that it already holds stay.
-        command: this run's command line.
-        code: version of the code that runs.
-
-    Raises:
-        ValueError: the file is no list of runs.
+    Earlier runs stay. Raises ValueError: the file is no list of runs.
     """
 
     def __init__(self, path: Path, command: str, code: str) -> None:
@@ -64,14 +58,11 @@ class WorkLog:
 
 @dataclass(frozen=True)
 class Start:
-    """A trained bundle that training goes on from.
+    """A trained bundle that training continues from.
 
-    Attributes:
-        sha256: SHA-256 of that file.
-        tokenizer: file of the vocabulary; None without language.
-        files: files of the bundle that are its family's own.
-        statistics: `state.q01` and so on; the network's numbers are scaled by these.
-        made: facts of the bundle's training, as its receipt says.
+    `sha256`: of `weights`; `tokenizer`: None without language; `files`: its family's own;
+    `statistics` (`state.q01` and so on) scale the network's numbers; `made`: training facts of its
+    receipt.
     """
 
     weights: Path
@@ -83,10 +74,8 @@ class Start:
 
     @classmethod
     def read(cls, folder: Path, recipe: Recipe, world: TrainingWorld) -> Start:
-        """Read and check a bundle that `train-demo` made.
-
-        Raises:
-            ValueError: the bundle is broken, or its network is not the recipe's.
+        """Read and check a bundle of `train-demo`; ValueError: broken, or not the recipe's
+        network.
         """
         bundle = read_bundle(folder)
         dims = bundle.spec.dims

@@ -1,7 +1,7 @@
 """Diffusion Policy (arXiv 2303.04137), small and with one task.
 
-It reads no instruction, so it learns what ACT learns: touch the red block. Frames of the data stand
-where the expert planned anew and not step by step, so it sees one step and no history.
+It reads no instruction and learns to touch the red block. The data's frames are not consecutive
+steps, so it sees one frame and no history.
 """
 
 from __future__ import annotations
