@@ -15,16 +15,14 @@ from vla_runtime.processing.prompts import PromptLayout
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import FlowTimes, JointSpaceName, PromptCleaning, RotationForm
 
-# --------------------------------------------------------------------------------------------------
-# Error of an export, worded for the user.
+# --- Errors
 
 
 class ExportError(ValueError):
     """A checkpoint that cannot become a bundle; the message says what would mend it."""
 
 
-# --------------------------------------------------------------------------------------------------
-# Places of the images inside a family's prompts, counted with the policy's own vocabulary.
+# --- Image positions inside prompts, counted with the policy's vocabulary
 
 
 def count_image_places(
@@ -49,8 +47,6 @@ def count_image_places(
             )
     return layout.image_places(counts, cameras, prompt_length)
 
-
-# --------------------------------------------------------------------------------------------------
 
 CONFIG_FILE = 'config.json'
 AbsentCameras = Literal['masked', 'left_out']

@@ -1,7 +1,6 @@
 """Folders of OFT's training (arXiv 2502.19645), whatever the policy's language model.
 
 Beside weights and `config.json`:
-
 - `action_head--*_checkpoint.pt`, `proprio_projector--*_checkpoint.pt`: state dicts of `torch.save`.
 - `dataset_statistics.json`: the statistics of the data sets.
 """

@@ -224,8 +224,7 @@ def _fitting_kv_heads(shape: Shapes) -> tuple[int, ...]:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# A residual network in a checkpoint: names of its tensors, and the sizes that they show.
+# --- Residual networks: tensor names and sizes
 
 _Rows = tuple[tuple[re.Pattern[str], str], ...]
 _STAGES = 4

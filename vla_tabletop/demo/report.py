@@ -16,8 +16,7 @@ from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, Image
 from vla_tabletop.demo import plots
 from vla_tabletop.demo.telemetry import Attempt, Telemetry, Thumbnail
 
-# --------------------------------------------------------------------------------------------------
-# Explanations of refused chunks, for the reader of the report.
+# --- Explanations of refused chunks
 
 MEANINGS: dict[ChunkRefusal, str] = {
     ChunkRefusal.NOT_RUNNING: 'it came while the executor was not started; usual after a stop, '
@@ -63,8 +62,6 @@ def in_order(reason: ChunkRefusal, count: int, starts: int) -> bool:
     """Return whether a run in which nothing is wrong may have so many of them."""
     return reason in _AT_A_START and count <= starts
 
-
-# --------------------------------------------------------------------------------------------------
 
 _TEMPLATE = Path(__file__).with_name('report.html.j2')
 _PHASES = ('tokens', 'images', 'vision', 'prefix', 'denoise', 'actions', 'total')

@@ -1,14 +1,10 @@
 """Run the demo: start three processes, act as the operator, record everything, write a report.
 
 Invariants:
-
 - executables and YAML are those of the launch files;
-
 - at any end (time, signal, crash) the executor is stopped first if it lives, then processes end in
-order and the bag is closed;
-
+  order and the bag is closed;
 - the executor is inactive while the scene is exchanged;
-
 - a file that cannot be written is reported at once and ends neither session nor motion.
 """
 
@@ -47,8 +43,7 @@ from vla_tabletop.demo.telemetry_listener import TelemetryListener
 from vla_tabletop.sim.scene import FIRST_UNSEEN_SEED, sample_scene
 from vla_tabletop.sim.tasks import TIME_LIMIT_S, Family, Task, sample_task
 
-# --------------------------------------------------------------------------------------------------
-# Instructions of the demo: one a scene, drawn from a seed.
+# --- Instructions: one a scene, drawn from a seed
 
 _FAMILIES: tuple[Family, ...] = ('colour', 'position')
 
@@ -73,8 +68,7 @@ def assignments(seed: int) -> Iterator[Assignment]:
         number += 1
 
 
-# --------------------------------------------------------------------------------------------------
-# Print to a terminal that may close while the demo runs.
+# --- Printing to a terminal that may close
 
 
 def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
@@ -88,8 +82,7 @@ def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
         discard(stream)
 
 
-# --------------------------------------------------------------------------------------------------
-# One line that says how the session is going; overwritten on a terminal, repeated elsewhere.
+# --- Status line: overwritten on a terminal, repeated elsewhere
 
 _TERMINAL_PERIOD_S = 0.2
 _PLAIN_PERIOD_S = 2.0
@@ -145,8 +138,6 @@ class StatusLine:
         ]
         return ' | '.join(parts)
 
-
-# --------------------------------------------------------------------------------------------------
 
 _NODES = ('vla_policy', 'vla_executor', 'tabletop')
 _START_TIMEOUT_S = 15.0

@@ -6,14 +6,11 @@ and the policy's current instruction. Service `~/reset` begins the scene of para
 `variant`.
 
 Invariants:
-
 - a world belongs to one thread: cameras render another world, set to the physics' state before
-each frame, so rendering never delays joint states;
-
+  each frame, so rendering never delays joint states;
 - joint states and images carry the ROS time of their physics tick;
-
 - the simulation runs in real time on the steady clock; it makes up for a few late steps, and the
-status says when a slow machine falls behind.
+  status says when a slow machine falls behind.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Objectives of a tabletop policy's three training stages, the same for every family.
 
-1. `SeeObjective`: the vision network finds patch and offset of each colour. 2. `GroundObjective`:
-the prefix points at the *named* block; its last token gives the position, the state and the arm at
-the chunk's end. 3. The expert's chunks plus the second loss: `FlowObjective`,
-`DiffusionObjective`, `ChunkObjective` (one pass) or `TokenObjective`, by kind of head.
+1. `SeeObjective`: the vision network finds patch and offset of each colour.
+2. `GroundObjective`: the prefix points at the *named* block; its last token gives the position, the
+   state and the arm at the chunk's end.
+3. The expert's chunks plus the second loss: `FlowObjective`, `DiffusionObjective`, `ChunkObjective`
+   (one pass) or `TokenObjective`, by kind of head.
 
 Flow matching alone stayed at chance about the meant block; so did the second stage without
 pointing (1200 steps), which is learned within 200. These heads are dropped after training.

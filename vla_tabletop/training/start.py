@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from vla_tabletop.training.recipes.recipe import Recipe
     from vla_tabletop.training.world import TrainingWorld
 
-# --------------------------------------------------------------------------------------------------
-# Log of a work folder: commands, versions of the code, and durations.
+# --- Log of a work folder: commands, code versions, durations
 
 
 class WorkLog:
@@ -51,9 +50,6 @@ class WorkLog:
         finally:
             self.runs[-1][f'{step}_seconds'] = round(time.monotonic() - start_s, 1)
             write_text(self._path, json.dumps(self.runs, indent=2) + '\n')
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

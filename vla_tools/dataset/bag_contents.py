@@ -32,8 +32,7 @@ from vla_runtime.robot.schema import Robot, RobotCamera, RobotOutput, is_receive
 from vla_tools.dataset.bag_facts import COMMAND_KINDS, DIAGNOSTICS, TRAJECTORY, find_topics
 from vla_tools.dataset.layout import DatasetError
 
-# --------------------------------------------------------------------------------------------------
-# Time series of measured or commanded numbers, and the values in force at a given time.
+# --- Time series of measured or commanded numbers
 
 # Age of what is not there yet.
 NEVER_NS = np.iinfo(np.int64).max
@@ -80,9 +79,6 @@ def newest(known_ns: np.ndarray, times_ns: np.ndarray) -> tuple[np.ndarray, np.n
     there = after > 0
     ages[there] = times_ns[there] - known_ns[index[there]]
     return index, ages
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-# --------------------------------------------------------------------------------------------------
-# Error of a data set export.
+# --- Errors
 
 
 class DatasetError(ValueError):
     """A data set that cannot be made; the message names the bag or folder and what mends it."""
 
 
-# --------------------------------------------------------------------------------------------------
-# Frames and episodes of a data set, on their way from a bag to its files.
+# --- Frames and episodes
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,6 @@ class EpisodeFacts:
     source: str
     start_ns: int
 
-
-# --------------------------------------------------------------------------------------------------
 
 VERSION = 'v3.0'
 # Frames a second; a damaged chunk may ask for any number.

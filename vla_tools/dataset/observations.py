@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from av import VideoFrame
     from av.container import InputContainer
 
-# --------------------------------------------------------------------------------------------------
-# Frames of a video at some times, each decoded from the key frame before it.
+# --- Frames of a video at given times
 
 
 def read_frames(path: Path, times_s: Sequence[float], tolerance_s: float) -> Iterator[np.ndarray]:
@@ -90,8 +89,6 @@ def _frames(
 def _pts(frame: VideoFrame) -> int:
     return frame.pts or 0
 
-
-# --------------------------------------------------------------------------------------------------
 
 # openpi's converters have the second.
 _STATES = (STATE, 'state')

@@ -11,11 +11,8 @@ import pyarrow as pa
 
 from vla_tools.dataset.layout import ACTION, STATE, SUCCESS, DatasetFrame, Layout, image_key
 
-# --------------------------------------------------------------------------------------------------
-# Statistics of a data set as LeRobot writes them: exact, over all frames of vectors.
-#
-# Pixels are counted in a histogram of their 256 values, of at most about a hundred frames an
-# episode, so that nothing of them is kept.
+# --- Statistics as LeRobot writes them: exact, over all frames of vectors; of pixels a histogram of
+# about a hundred frames an episode.
 
 QUANTILES = {'q01': 0.01, 'q10': 0.1, 'q50': 0.5, 'q90': 0.9, 'q99': 0.99}
 _SAMPLED_FRAMES = 100
@@ -82,9 +79,6 @@ class PixelStatistics:
             found[name] = _LEVELS[np.minimum((below < q - 1e-12).sum(axis=1), 255)]
         shaped = {name: values.reshape(3, 1, 1) for name, values in found.items()}
         return shaped | {'count': np.array([self.frames])}
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def frame_schema(layout: Layout) -> pa.Schema:

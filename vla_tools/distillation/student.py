@@ -39,8 +39,7 @@ from vla_runtime.inference.sampling import chunk_noise
 from vla_runtime.types import Advantage
 from vla_tools.dataset.observations import StoredObservation
 
-# --------------------------------------------------------------------------------------------------
-# Read a training's checkpoint: whole, or an error that names the file and what mends it.
+# --- Checkpoints
 
 
 def read_checkpoint(
@@ -82,8 +81,6 @@ def _damaged(path: Path, field: str, what: object) -> ValueError:
         'name another folder with --work'
     )
 
-
-# --------------------------------------------------------------------------------------------------
 
 _CHECKPOINT_EVERY = 100
 _WARM_UP = 20

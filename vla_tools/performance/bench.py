@@ -33,8 +33,7 @@ from vla_tools.performance.device_rates import rates_of
 from vla_tools.performance.power import power_state
 from vla_tools.performance.roofline import Floor, Rates, phase_floors
 
-# --------------------------------------------------------------------------------------------------
-# Percentiles of measured times.
+# --- Percentiles
 
 
 def percentiles(samples: Sequence[float] | np.ndarray) -> dict[str, float]:
@@ -48,8 +47,6 @@ def percentiles(samples: Sequence[float] | np.ndarray) -> dict[str, float]:
         'count': len(values),
     }
 
-
-# --------------------------------------------------------------------------------------------------
 
 WARM_UP = 2
 _IMAGE_SHAPE = (480, 640, 3)

@@ -5,15 +5,11 @@ its answer ignored, so that later ones keep their numbers. An episode ends where
 missing.
 
 The node must answer from a step's messages in whatever order they arrive, so:
-
 - newest frames and state share a stamp, and the plan keeps its distance from it;
-
 - stamps rise, and `/clock` puts the node's age limit between a step and the one before;
-
 - the state is sent as the positions that the recorded inference was given;
-
 - an earlier frame is as much older than the newest as the policy wants, and newer than the steps
-before.
+  before.
 """
 
 from __future__ import annotations

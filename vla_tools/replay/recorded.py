@@ -347,8 +347,7 @@ def _note(problems: list[str], text: str) -> None:
         problems.append(text)
 
 
-# --------------------------------------------------------------------------------------------------
-# Inferences of a recording with the frames that each of them used, in order.
+# --- Inferences with their frames, in order
 
 
 @dataclass(frozen=True)

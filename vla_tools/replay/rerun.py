@@ -33,8 +33,7 @@ from vla_tools.replay.recorded import (
 )
 from vla_tools.replay.setup import Changes, LoadedPolicy, fit_recording, load_policy
 
-# --------------------------------------------------------------------------------------------------
-# Observations of a recording, as a policy was given them.
+# --- Recorded observations
 
 
 def observation_of(
@@ -85,8 +84,7 @@ def recorded_observations(path: Path, bundle: Bundle, most: int) -> list[Observa
     return observations
 
 
-# --------------------------------------------------------------------------------------------------
-# Two chunks of the same inference, compared step by step and joint by joint.
+# --- Comparison of two chunks of an inference
 
 
 @dataclass(frozen=True)
@@ -156,9 +154,6 @@ class ErrorTotal:
         return np.divide(
             self._sum, self._count, out=np.zeros_like(self._sum), where=self._count > 0
         )
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

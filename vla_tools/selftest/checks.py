@@ -46,8 +46,7 @@ from vla_tools.selftest.policies import (
 )
 from vla_tools.selftest.steps import StepFailedError, Steps
 
-# --------------------------------------------------------------------------------------------------
-# Release and power mode of a Jetson, for reports.
+# --- Release and power mode of a Jetson
 
 # First line: `# R36 (release), REVISION: 4.3, GCID: …, BOARD: generic, …`
 _RELEASE = Path('/etc/nv_tegra_release')
@@ -95,8 +94,6 @@ def _read(path: Path) -> str:
     except OSError:
         return ''
 
-
-# --------------------------------------------------------------------------------------------------
 
 PACKAGES = (
     'vla_runtime',

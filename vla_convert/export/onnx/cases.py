@@ -43,12 +43,8 @@ from vla_runtime.inference.sampling import chunk_noise, step_noise
 from vla_runtime.inference.settings import row_weights
 from vla_runtime.processing.tokenizer import Tokenizer
 
-# --------------------------------------------------------------------------------------------------
-# Passes of a `tokens` head in the cases that exported networks are compared on.
-#
-# The first passes of an answer are compared one after the other, from the reference's own tokens,
-# and the last one over keys and values that are drawn: an answer of hundreds of tokens would take
-# hours.
+# --- Passes of a `tokens` head: the first are compared one by one, from the reference's tokens; the
+# last over drawn keys and values, as an answer of hundreds of tokens would take hours.
 
 # Most passes of an answer that follow one another.
 _PASSES = 16
@@ -132,8 +128,6 @@ def passes_of(case: Case, table: TokenEmbedding | None) -> Iterator[PassOfCase]:
             pass_inputs(token, place, case.past, answer, table), reference['far_logits']
         )
 
-
-# --------------------------------------------------------------------------------------------------
 
 # Guidance scale and plan schedule of each case; repeated for each number of rows.
 _SETTINGS = ((1.5, None), (2.5, 'exp'), (1.0, 'linear'))

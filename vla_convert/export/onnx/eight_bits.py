@@ -25,11 +25,8 @@ from vla_convert.export.onnx.ternary import ENDING
 from vla_convert.export.onnx.weights import BundleWeights
 from vla_runtime.bundle.onnx_files import Precision
 
-# --------------------------------------------------------------------------------------------------
-# Rules of products in 8 bits, so that every runtime computes the same ones (`eight_bits`).
-#
-# TensorRT reads unsigned numbers as signed ones with a warning, and runs a product of one rounded
-# operand in the other's precision: neither shows in errors that 8 bits may have.
+# --- Rules of products in 8 bits. TensorRT reads unsigned numbers as signed with a warning, and
+# runs a product of one rounded operand in the other's precision: neither shows in the errors.
 
 _QUANTISE, _WIDEN = 'QuantizeLinear', 'DequantizeLinear'
 _KINDS = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
@@ -187,8 +184,6 @@ def _axis(node: onnx.NodeProto) -> int:
     found = (helper.get_attribute_value(item) for item in node.attribute if item.name == 'axis')
     return next(found, 1)
 
-
-# --------------------------------------------------------------------------------------------------
 
 # Types by precision, and their largest numbers of both signs; TensorRT's weights have no -128.
 KINDS: Mapping[Precision, torch.dtype] = {'int8': torch.int8, 'fp8': torch.float8_e4m3fn}

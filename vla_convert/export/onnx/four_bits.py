@@ -42,11 +42,8 @@ from vla_convert.export.onnx.quantised_products import Matrix, QuantisedProducts
 from vla_convert.export.onnx.weights import ONNX_TYPE, BundleWeights
 from vla_runtime.bundle.onnx_files import FP4_BLOCK, FP4_DOMAIN, FP4_ROUNDING, FP4_VALUES, Precision
 
-# --------------------------------------------------------------------------------------------------
-# Rules of products in NVFP4, so that every runtime computes the same ones (`four_bits`).
-#
-# TensorRT multiplies 4-bit numbers only in this form; of what looks nearly like it, it widens a
-# matrix in every run, or reads other numbers.
+# --- Rules of products in NVFP4. TensorRT multiplies 4-bit numbers only in this form; of similar
+# ones it widens a matrix in every run, or reads other numbers.
 
 _WIDEN = 'DequantizeLinear'
 _NUMBERS, _SCALES = TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E4M3FN
@@ -252,8 +249,6 @@ def steps_of_four_bits(exact: np.ndarray, scales: np.ndarray) -> np.ndarray:
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {item.name: helper.get_attribute_value(item) for item in node.attribute}
 
-
-# --------------------------------------------------------------------------------------------------
 
 # Two numbers a byte, the first in its lower half, as ONNX stores them.
 NUMBERS, SCALES = torch.float4_e2m1fn_x2, torch.float8_e4m3fn

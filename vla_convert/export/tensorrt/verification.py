@@ -39,13 +39,9 @@ from vla_runtime.files.json_file import JsonError, read_json
 from vla_runtime.inference.denoise import case_schedule
 from vla_runtime.inference.recorded_check import read_back
 
-# --------------------------------------------------------------------------------------------------
-# Receipt files in the engines' folder: `verification.json` and `rejected.json`.
-#
-# `verification.json` lists the SHA-256 of the engines that were compared, and of the weights and
-# the recorded cases that they were compared with; it covers no others. `engine.json` then says what
-# was passed: without that nothing loads the engines (`store`). Engines whose numbers are wrong are
-# not kept: `rejected.json` has what was found, and is no receipt.
+# --- Receipt files: `verification.json` lists the SHA-256 of the compared engines, weights and
+# cases; nothing loads engines that `engine.json` does not call passed (`store`). `rejected.json`
+# has the findings on engines with wrong numbers, which are removed.
 
 Engines = Mapping[str, EngineFile]
 
@@ -95,9 +91,6 @@ def forget(folder: Path) -> None:
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(document, indent=1) + '\n')
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def verify_built(

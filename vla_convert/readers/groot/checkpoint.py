@@ -39,8 +39,7 @@ from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.families.groot.declaration import N15_PROMPT
 from vla_runtime.families.groot.dimensions import GrootDims
 
-# --------------------------------------------------------------------------------------------------
-# Names of GR00T's tensors, of every version, as NVIDIA and LeRobot write them, to ours.
+# --- Tensor names of every version, NVIDIA's and LeRobot's
 
 # LeRobot puts this before NVIDIA's names.
 _GROOT = r'(?:_groot_model\.)?'
@@ -147,8 +146,6 @@ NAMES = TensorNames(
 # Tensors with a slice for each embodiment.
 SLICED = ('state_encoder.', 'action_encoder.', 'action_decoder.')
 
-
-# --------------------------------------------------------------------------------------------------
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -40,8 +40,7 @@ from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.processing.plain_images import shortest_edge_size
 
-# --------------------------------------------------------------------------------------------------
-# Images of a GR00T N1.7 folder: how they are cut, and their size at the network.
+# --- Images: crop, and size at the network
 
 
 def image_spec(settings: JsonMapping, *, nvidia: bool) -> ImageSpec:
@@ -130,8 +129,6 @@ def _pair(settings: JsonMapping, key: str) -> tuple[int, int] | None:
         raise settings.error(key, f'{values} where height and width are expected')
     return values[0], values[1]
 
-
-# --------------------------------------------------------------------------------------------------
 
 PROCESSOR_FILE, STATISTICS_FILE, EMBODIMENTS_FILE = (
     'processor_config.json',
