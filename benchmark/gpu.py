@@ -183,7 +183,6 @@ def run_latency(arguments: argparse.Namespace, clock: Clock) -> Iterator[tuple[s
 def _measurement(
     arguments: argparse.Namespace, clock: Clock
 ) -> Callable[[int, int, Mode], Figures]:
-    """Return what measures a configuration (views, rows, mode)."""
     from parts.gpu_latency import measure, samples_of
     from parts.random_policy import random_network, sized_dims
 
@@ -215,7 +214,7 @@ def _measurement(
 
 
 def show(figures: dict[str, Any]) -> None:
-    """The short table."""
+    """Print the short table."""
     from parts.gpu_latency import table
     from parts.measurement import Target
 

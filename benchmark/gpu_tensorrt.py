@@ -148,7 +148,6 @@ def prepare(folder: Path, size: str, precision: str, seed: int = 0) -> None:
 
 
 def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -> None:
-    """Fill a folder beside a bundle that is made for it."""
     from parts.random_policy import random_network
     from safetensors.numpy import save_file
 
@@ -194,9 +193,7 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
 def _prepare_on_gpu(
     folder: Path, bundle: Path, size: str, precision: str, seed: int, device: str = 'cuda'
 ) -> None:
-    """Fill a folder with the files and PyTorch's float32 outputs, of weights rounded to bfloat16
-    once.
-    """
+    """Fill a folder with files and PyTorch's float32 outputs, of weights rounded to bfloat16."""
     import torch
     from parts.random_policy import infer, random_inputs, random_network, torch_engine
     from safetensors.torch import save_file
@@ -488,7 +485,7 @@ def _dims(data: dict[str, Any]) -> PiDims:
 
 
 def _spec(dims: PiDims) -> Any:
-    """A policy.yaml's worth of names around the dimensions, as the exporter wants it."""
+    """Names of a policy.yaml around the dimensions, as the exporter wants them."""
     from vla_runtime.bundle.schema import (
         ActionSpec,
         BundleSpec,
@@ -661,7 +658,7 @@ def run_network(
 
 
 class PreparedTable:
-    """The kit's time table: its only schedule's, made where the weights were."""
+    """The kit's time table for its only schedule, computed on the preparing machine."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self._rows = rows
@@ -672,7 +669,7 @@ class PreparedTable:
 
 
 class PreparedText(TokenEmbedding):
-    """The kit's rows of the text table, looked up where the weights were."""
+    """The kit's rows of the text table, looked up on the preparing machine."""
 
     def __init__(self, reference: Mapping[str, np.ndarray]) -> None:
         self._reference = reference
@@ -688,7 +685,6 @@ def encode(engine: TensorRTEngine, kit: Kit, rows: int) -> None:
 
 
 def run_chunk(engine: TensorRTEngine, kit: Kit, rows: int) -> np.ndarray:
-    """One whole chunk."""
     for camera, pixels in enumerate(kit.reference['pixels']):
         engine.encode_image(camera, pixels)
     encode(engine, kit, rows)
@@ -725,7 +721,7 @@ def time_phases(
 
 
 def show(figures: Mapping[str, Any]) -> None:
-    """The short table that is printed last."""
+    """Print the final short table."""
     print()
     for name, check in figures['checks'].items():
         verdict = 'ok    ' if check['passed'] else 'FAILED'

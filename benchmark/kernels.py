@@ -87,19 +87,19 @@ attend = torch.library.custom_op('kernels::attend', attend_by_lengths, mutates_a
 
 @torch.library.custom_op('kernels::gelu', mutates_args=())
 def gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Stands for a product that takes bias and GELU along."""
+    """Stand for a product that takes bias and GELU along."""
     return epilogues.plain_gelu(x, weight, bias)
 
 
 @torch.library.custom_op('kernels::add', mutates_args={'stream'})
 def add(x: Tensor, weight: Tensor, stream: Tensor) -> None:
-    """Stands for a product that is added to a residual stream."""
+    """Stand for a product that is added to a residual stream."""
     stream.copy_(epilogues.plain_add(x, weight, stream))
 
 
 @torch.library.custom_op('kernels::rms_norm', mutates_args=())
 def rms_norm(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
-    """Stands for a GPU's own norm, which is one kernel."""
+    """Stand for a GPU's own norm, which is one kernel."""
     return functional.rms_norm(x, x.shape[-1:], scale, epsilon)
 
 
@@ -108,7 +108,7 @@ EPILOGUES: dict[Any, Any] = {epilogues.gelu: gelu, epilogues.add: add}
 
 @torch.library.custom_op('kernels::launch', mutates_args={'tensor'})
 def launch_on(tensor: Tensor) -> None:
-    """Stands for one launch of a Triton kernel; the tensor gets numbers that are finite."""
+    """Stand for one launch of a Triton kernel; the result is finite."""
     tensor.zero_()
 
 
@@ -213,9 +213,7 @@ def write_deep(name: str, folder: Path) -> Path:
 
 
 def packed_kernels(name: str, bundle: Path, expert_type: type = FusedExpert) -> Kernels:
-    """Kernels of the fused modules with attention by lengths and epilogues; layers of
-    `expert_type`.
-    """
+    """Kernels of the fused modules with attention by lengths and epilogues."""
     network = NETWORKS[name][1]
     packed = partialmethod(network.__init__, kernel=attend)
     with (

@@ -66,7 +66,7 @@ _WORKER = Path(__file__).with_name('parts') / 'lerobot_worker.py'
 
 
 class Ours(NamedTuple):
-    """What runs one of our policies: the arguments of these names of `Policy.load`."""
+    """Arguments of `Policy.load` that run one of our policies."""
 
     backend: str
     precision: str
@@ -201,13 +201,13 @@ def _command(python: Path, verb: str, options: Options) -> list[str | Path]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without what makes its own Python find its packages."""
+    """This process's environment without the variables of its own Python."""
     hidden = ('PYTHONPATH', 'PYTHONHOME', 'LD_LIBRARY_PATH', '_ROS_WHEELS_BOOTSTRAP_COMPLETE')
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
 def look(family: str, seed: int, spec: BundleSpec) -> dict[str, np.ndarray]:
-    """Images and state of an observation, and noise, by LeRobot's names."""
+    """Images, state and noise of an observation, by LeRobot's names."""
     rng = np.random.default_rng(seed)
     high, wide = (side // 32 for side in SIZES[family])
     ends = ('', *(f'_{ago}_steps_ago' for ago in range(1, HISTORY[family])))
@@ -254,7 +254,6 @@ def infer(policy: Policy, arrays: Mapping[str, np.ndarray]) -> Turn:
 
 
 def _synchronize() -> None:
-    """Wait for the GPU if one is in use."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
@@ -346,9 +345,7 @@ def without_refused(
 
 
 class Goal(NamedTuple):
-    """Most that ours may take of LeRobot's time (a ratio); the fastest column of each side
-    counts.
-    """
+    """Largest ratio of our time to LeRobot's; the fastest column of each side counts."""
 
     name: str
     most: float
@@ -544,7 +541,7 @@ def measure(
     rounds: int,
     warm_up: int,
 ) -> Iterator[dict[str, Any]]:
-    """Take the turns and yield the figures after each counted round; the first of `theirs` is the
+    """Take turns and yield figures after each counted round; the first of `theirs` is the
     reference.
     """
     spec = next(iter(ours.values())).spec

@@ -45,9 +45,7 @@ Side = Callable[[], np.ndarray]
 
 
 def import_theirs(repository: Path) -> Any:
-    """Import realtime-vla's module for pi0.5 from its checkout; ImportError: a package is
-    missing.
-    """
+    """Import realtime-vla's pi0.5 from its checkout; ImportError: a package is missing."""
     sys.path.insert(0, str(repository))
     return importlib.import_module('pi05_infer')
 
@@ -79,7 +77,7 @@ def their_side(module: Any, inputs: Any, device: str) -> Side:
 
 
 def _styles(buffers: Mapping[str, Any]) -> list[Any]:
-    """Return the buffers computed once from weights that were not there yet."""
+    """Return the buffers computed once, from weights that came later."""
     return [tensor for name, tensor in buffers.items() if name.startswith('decoder_style')]
 
 

@@ -120,9 +120,7 @@ def with_cameras(network: PiNetwork, family: str, cameras: int) -> PiNetwork:
 def random_inputs(
     dims: PiDims, rows: int, seed: int, *, steps: int = 10, beta: float = 2.0
 ) -> ChunkInputs:
-    """Seeded inputs; two rows are a guided pair of prompts of different lengths with random
-    padding.
-    """
+    """Seeded inputs; two rows are guided prompts of different lengths, randomly padded."""
     random = np.random.default_rng(seed)
     size = dims.vision.image_size
     lengths = [dims.prompt_length * 3 // 4, dims.prompt_length // 2][:rows]

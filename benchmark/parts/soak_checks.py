@@ -199,7 +199,7 @@ def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> d
 
 
 def _held_s(record: Record, begin_ns: int, end_ns: int) -> float:
-    """For how long the policy stood still, where a killed participant may be the reason."""
+    """Time for which the policy stood still, maybe because of a killed participant."""
     begins = record.held[:, 0] - record.held[:, 1]
     excused = np.zeros(len(begins), dtype=bool)
     for kill in _kills(record):
@@ -211,13 +211,13 @@ def _held_s(record: Record, begin_ns: int, end_ns: int) -> float:
 
 
 def _kills(record: Record) -> list[int]:
-    """When processes had been killed, ns."""
+    """Times at which processes had been killed, ns."""
     listeners = [fault.over_ns for fault in record.faults if fault.kind == 'participants']
     return listeners + [f.begin_ns for f in record.faults if f.kind == 'policy_killed']
 
 
 def _next_together_ns(cameras: Sequence[Frames], begin_ns: int) -> int:
-    """When the cameras next have newer frames that belong together."""
+    """Time at which the cameras next have newer frames that belong together."""
     later = np.concatenate([one.published_ns[one.published_ns > begin_ns] for one in cameras])
     seen_ns = _newest_together_ns(cameras, begin_ns)
     at_ns = begin_ns
@@ -311,7 +311,7 @@ def _late_ticks(stamps_ns: np.ndarray) -> np.ndarray:
 
 
 def _look_at(fault: Fault, motion: np.ndarray, record: Record) -> None:
-    """Set the longest time without motion while the fault lasted, and the longest tick."""
+    """Set the fault's longest time without motion, and its longest tick."""
     inside = motion[(motion > fault.begin_ns) & (motion < fault.over_ns)]
     edges = np.concatenate([[fault.begin_ns], inside, [fault.over_ns]])
     fault.longest_s = float(np.diff(edges).max()) * 1e-9
@@ -324,7 +324,7 @@ def _look_at(fault: Fault, motion: np.ndarray, record: Record) -> None:
 
 
 def _late_s(pulse: np.ndarray, begin_ns: int, end_ns: int) -> float:
-    """Return when (ns) waits of a ready thread ended, and how long (ns) each was; (n, 2), may
+    """Return when (ns) a ready thread's waits ended, and their lengths (ns); (n, 2), may
     overlap.
     """
     ends = np.clip(pulse[:, 0], begin_ns, end_ns)
@@ -409,7 +409,7 @@ def _seated(
     most: np.ndarray,
     acceleration: np.ndarray,
 ) -> np.ndarray:
-    """Return which joints' commands were set to where they are, (n - 1, joints) bool."""
+    """Return which commands were set to the measured position, (n - 1, joints) bool."""
     if commands.measured is None:
         return np.zeros(ways.shape, dtype=bool)
     near = np.abs(commands.positions - commands.measured)[1:] <= SEATED
@@ -421,7 +421,7 @@ def _seated(
 
 
 def unexplained_stops(record: Record) -> list[Fault]:
-    """Stops that no fault, and no policy or machine that stood still, was the reason of."""
+    """Stops that neither a fault nor a stalled policy or machine explains."""
     return [
         fault
         for fault in record.faults

@@ -54,7 +54,6 @@ class FaultKind:
 
 
 def _last(random: np.random.Generator, low_s: float, high_s: float) -> float:
-    """Let the fault last; seconds."""
     seconds = float(random.uniform(low_s, high_s))
     time.sleep(seconds)
     return seconds
@@ -81,7 +80,6 @@ def policy_killed(rig: Rig, random: np.random.Generator) -> str:
 
 
 def _some_cameras(rig: Rig, random: np.random.Generator) -> list[str]:
-    """One of them, or all."""
     topics = rig.camera_topics
     return topics if random.random() < 0.3 else [str(random.choice(topics))]
 
@@ -261,7 +259,7 @@ def second_publisher(rig: Rig, random: np.random.Generator) -> str:
 
 
 def power_lost(rig: Rig, random: np.random.Generator) -> str:
-    """Motors and joint states are away together, and a hand may move the arm meanwhile."""
+    """Motors and joint states are away together; a hand may move the arm meanwhile."""
     stopped = _stop_first(rig, random)
     seconds = float(np.exp(random.uniform(np.log(0.2), np.log(30.0))))
     rig.robot.powered, rig.robot.silent = False, True
@@ -282,7 +280,7 @@ def power_lost(rig: Rig, random: np.random.Generator) -> str:
 
 
 def guided_while_stopped(rig: Rig, random: np.random.Generator) -> str:
-    """A hand moves an arm whose motors are off and whose joint states go on; they come on."""
+    """A hand moves an arm without power whose joint states go on; then the motors come on."""
     rig.services.insist(Trigger, f'{rig.EXECUTOR}/stop', Trigger.Request())
     time.sleep(0.5)
     rig.robot.powered = False
@@ -296,7 +294,7 @@ def guided_while_stopped(rig: Rig, random: np.random.Generator) -> str:
 
 
 def _by_hand(rig: Rig, random: np.random.Generator, seconds: float) -> np.ndarray:
-    """(joints,) way of a hand, at 1 rad/s at most."""
+    """Motion (joints,) of a hand, at 1 rad/s at most."""
     by = np.zeros(len(rig.robot_file.joints))
     for _ in range(3):
         by[_arm_joint(rig, random)] = random.uniform(-1.0, 1.0) * min(seconds, 0.8)
@@ -469,7 +467,6 @@ def _wait_for_match(publisher: Any) -> None:
 
 
 def fault_kinds() -> dict[str, FaultKind]:
-    """All of them by name."""
     return {
         'policy_frozen': FaultKind(policy_frozen),
         'policy_killed': FaultKind(policy_killed),

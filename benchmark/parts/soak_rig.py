@@ -147,22 +147,19 @@ class Child:
         self._process.stdin.flush()
 
     def freeze(self) -> None:
-        """SIGSTOP to the group."""
         self._frozen = True
         os.killpg(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT to the group."""
         self._frozen = False
         os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL to the group, and wait."""
         os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def end(self) -> int:
-        """End it as a user would; its exit code. What does not follow is killed: a code below 0."""
+        """End it as a user would; return its exit code, below 0 where it had to be killed."""
         if self._frozen:
             self.thaw()
         if self.running:
@@ -178,7 +175,6 @@ class Child:
             return self._process.returncode
 
     def memory_mib(self) -> float:
-        """Resident memory."""
         text = Path(f'/proc/{self.pid}/status').read_text(encoding='ascii')
         return int(text.split('VmRSS:')[1].split()[0]) / 1024
 
@@ -190,7 +186,7 @@ class Services:
         self._graph = graph
 
     def call(self, kind: Any, name: str, request: Any, timeout_s: float = _CALL_S) -> Any:
-        """The answer, or None when none came in time."""
+        """Return the answer, or None when none came in time."""
         node = self._graph.node
         client = node.create_client(kind, name)
         end_s = time.monotonic() + timeout_s
@@ -287,9 +283,7 @@ def write_robot(target: Path) -> Robot:
 
 
 def home(robot: Robot) -> np.ndarray:
-    """(joints,) the middle of each range, around which the policy acts; `AT_ITS_LIMIT`: its upper
-    limit.
-    """
+    """(joints,) middle of each range, and the upper limit for `AT_ITS_LIMIT`."""
     return np.array(
         [
             joint.upper if joint.name == AT_ITS_LIMIT else (joint.lower + joint.upper) / 2
@@ -404,7 +398,7 @@ class Memory:
         self._seen: dict[int, tuple[float, list[tuple[float, float]]]] = {}
 
     def look(self, child: Child) -> None:
-        """Note what the process has now."""
+        """Record the process's memory now."""
         since_s, samples = self._seen.setdefault(child.pid, (time.monotonic(), []))
         seconds = time.monotonic() - since_s
         if seconds >= _WARM_S and child.running:
@@ -578,11 +572,10 @@ class Rig:
         self._children = [(name, child) for name, child in self._children if child.running]
 
     def change_camera(self, topic: str, **change: Any) -> None:
-        """Let one camera's driver do something else from now on."""
+        """Change one camera's driver from now on."""
         self.cameras.say(json.dumps({'topic': topic, **change}))
 
     def set_up_cameras(self, setup: CameraSetup) -> None:
-        """All of them."""
         self.camera_setup = setup
         for topic in self.camera_topics:
             self.change_camera(topic, rate_hz=setup.rate_hz, jitter_s=setup.jitter_s)

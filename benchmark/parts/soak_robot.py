@@ -152,7 +152,7 @@ class SimulatedRobot:
 
     @property
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) times, ns, and (n, joints) where it was then."""
+        """(n,) times, ns, and (n, joints) positions then."""
         times = np.array(self._times)
         places = np.array(self._places)[: len(times) * len(self.positions)]
         return times, places.reshape(len(times), -1)

@@ -54,8 +54,8 @@ _INITS_OF_BASE = ('pissa', 'olora', 'loftq', 'corda', 'eva')
 
 @dataclass(frozen=True)
 class MergedTensor(ComputedTensor):
-    """A weight W (`base`) plus its adapter, computed when it is written: A (r, inputs) is `down`,
-    B (outputs, r) is `up`.
+    """A weight W (`base`) plus its adapter `down` (r, inputs), `up` (outputs, r), merged when
+    written.
     """
 
     base: StoredTensor = field(kw_only=True)
@@ -105,9 +105,7 @@ def find_base(folder: Path, given: Path | None, beside: Sequence[str] = ()) -> P
 
 
 def refuse_unmerged(folder: Path) -> None:
-    """Refuse an adapter beside a policy's weights, which may be merged into them or not
-    (ExportError).
-    """
+    """Refuse an adapter beside weights that it may be merged into or not (ExportError)."""
     files = [name for name in ADAPTER_FILES if os.path.lexists(folder / name)]
     if files and has_tensors(folder):
         raise ExportError(
@@ -166,12 +164,12 @@ def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, Stor
 
 
 def _serves_nothing(name: str, names: TensorNames) -> bool:
-    """Return whether a weight plays no part in inference, so that its adapter does not either."""
+    """Return whether a weight, and so its adapter, plays no part in inference."""
     return names.is_unused(name) or any(ours in names.tied for ours in names.parts(name))
 
 
 def _check_finite(stored: StoredTensor) -> None:
-    """Refuse a tensor with a number that is none; little of it is in memory at once."""
+    """Refuse a tensor with a non-finite number, read piece by piece."""
     count, width = math.prod(stored.shape), WEIGHT_BYTES[stored.dtype]
     for start in range(0, count, _BLOCK):
         shape = (min(_BLOCK, count - start),)

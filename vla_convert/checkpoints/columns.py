@@ -277,7 +277,7 @@ def _units(
     other_names: tuple[str, ...] | None,
     missing: MissingFacts,
 ) -> dict[str, Unit] | None:
-    """Units of one group: `rad` is for all, `gripper=1` for one, `state:x=m` for one group's."""
+    """Units of one group: `rad` for all, `gripper=1` for one, `state:x=m` for one group's."""
     if given is None or names is None:
         return None
     units: dict[str, Unit] = {}
@@ -411,9 +411,7 @@ def _check_deltas(
     file: Path,
     missing: MissingFacts,
 ) -> None:
-    """Refuse deltas that the folder does not make, but where some cannot be positions. A position
-    taken for a delta is commanded twice.
-    """
+    """Refuse deltas that the folder does not make, unless some cannot be positions."""
     if stated is None:
         return
     in_pose = {name for pose in spec.poses for name in pose.actions}

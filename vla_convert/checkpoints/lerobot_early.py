@@ -89,9 +89,7 @@ def early_pipelines(config: JsonMapping) -> tuple[Pipeline, Pipeline]:
 
 
 def early_statistics(folder: Path, features: Features) -> StoredStatistics:
-    """Read the statistics among the policy's tensors; ExportError: there are none, or untrained
-    ones.
-    """
+    """Read the statistics among the policy's tensors; ExportError: none, or untrained ones."""
     tensors = _without_prefix({tensor.name: tensor for tensor in read_stored(folder)})
     file = next(iter(tensors.values())).path if tensors else folder
     before = _of_features(tensors, _INPUTS, [*features.state, *features.cameras])
@@ -107,7 +105,7 @@ def early_statistics(folder: Path, features: Features) -> StoredStatistics:
 
 
 def _without_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Leave out a prefix before every name, where statistics are behind it."""
+    """Remove a prefix before every name, where statistics are behind it."""
     for prefix in prefixes(tensors):
         found = {name.removeprefix(prefix): stored for name, stored in tensors.items()}
         if any(name.startswith((_INPUTS, _OUTPUTS)) for name in found):

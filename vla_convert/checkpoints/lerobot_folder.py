@@ -157,9 +157,7 @@ def is_lerobot_folder(folder: Path) -> bool:
 
 
 def policy_type(folder: Path, known: Sequence[str], policies: Sequence[LeRobotPolicy] = ()) -> str:
-    """Return the policy type that config.json names or its fields show; ExportError: none of
-    `known`.
-    """
+    """Return the policy type of config.json's name or fields; ExportError: none of `known`."""
     config = read_config(folder)
     shown = [policy.type for policy in policies if policy.of_2024 and policy.of_2024 in config]
     *others, last = (f"'{name}'" for name in known)

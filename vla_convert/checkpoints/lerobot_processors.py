@@ -60,9 +60,7 @@ def read_pipeline(path: Path, known: tuple[str, ...]) -> Pipeline:
 
 
 def state_file(folder: Path, pipeline: Pipeline, step: str) -> tuple[Path, dict[str, np.ndarray]]:
-    """Read a step's file and tensors by name, none for a step without a file; ExportError:
-    unreadable.
-    """
+    """Read a step's file and tensors by name, if it has a file; ExportError: unreadable."""
     name = pipeline.state_files.get(step)
     if name is None:
         return pipeline.path, {}

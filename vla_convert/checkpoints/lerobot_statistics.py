@@ -227,9 +227,7 @@ def has_statistics(found: Mapping[str, np.ndarray], feature: str) -> bool:
 
 
 def _stored_name(found: Mapping[str, np.ndarray], feature: str, name: str) -> str:
-    """Return the key of a feature's statistic. LeRobot's migration of old folders writes `.` for
-    every `_` of a feature's name.
-    """
+    """Return a statistic's key. LeRobot's migration of old folders writes `.` for `_` in names."""
     key = f'{feature}.{name}'
     converted = f'{feature.replace("_", ".")}.{name}'
     return converted if key not in found and converted in found else key
@@ -290,7 +288,7 @@ def camera_statistics(
 
 
 def _unchanged(length: int, kind: NormaliserKind) -> dict[str, np.ndarray]:
-    """Return statistics with which a normaliser changes nothing."""
+    """Return statistics under which a normaliser is the identity."""
     names = STATISTICS_OF[kind]
     return {
         name: np.full(length, value, dtype=np.float32)

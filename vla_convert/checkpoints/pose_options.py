@@ -60,7 +60,6 @@ def _named_poses(
     actions: tuple[str, ...] | None,
     missing: MissingFacts,
 ) -> tuple[PoseSpec, ...]:
-    """Return the poses of `--pose`."""
     if not options.poses:
         for option, value in (
             ('--pose-rotation', options.pose_rotation),

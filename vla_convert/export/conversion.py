@@ -341,7 +341,6 @@ def _settle(
     options: ExportOptions,
     missing: MissingFacts,
 ) -> _Settled:
-    """Put folder and options together."""
     dataset = _dataset(options)
     columns = resolve_columns(facts, options, dataset, missing)
     rate_hz = _rate(options, dataset, missing)
@@ -418,7 +417,7 @@ def _check_no_language(facts: FolderFacts, options: ExportOptions, missing: Miss
 def _numbers(
     reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, missing: MissingFacts
 ) -> tuple[int | None, int | None]:
-    """Actions of a chunk, denoise steps."""
+    """Return horizon and denoise steps."""
     return (
         missing.pick(
             '--horizon',
@@ -438,7 +437,6 @@ def _numbers(
 
 
 def _dataset(options: ExportOptions) -> DatasetInfo | None:
-    """Read the LeRobot data set of the options; None without one."""
     if options.dataset is None:
         return None
     if not options.dataset.exists():

@@ -35,9 +35,7 @@ class Comparison:
     def of(
         cls, file: str, tensor: str, errors: list[tuple[float, float]], precision: str
     ) -> Comparison:
-        """From the largest and mean error of every case; the time table is float32 in every
-        precision.
-        """
+        """From the largest and mean error of every case; the time table is always float32."""
         largest, mean = np.array(errors).T
         bound = BOUNDS['float32' if file == TIME_TABLE else precision].tensor
         return cls(file, tensor, float(largest.max()), float(mean.mean()), bound)

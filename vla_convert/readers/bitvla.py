@@ -201,8 +201,6 @@ _MARK = '.self_attn.attn_sub_norm.weight'
 
 @dataclass(frozen=True)
 class _OfMaster(ComputedTensor):
-    """A tensor that is computed from master weights."""
-
     master: StoredTensor = field(kw_only=True)
 
     def read(self) -> np.ndarray:
@@ -353,7 +351,7 @@ def _with_masters(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor
 
 
 def _stop_token(tokenizer: Path) -> int:
-    """Find the token behind the places of the actions."""
+    """Find the token after the answer's last action."""
     try:
         (ids,) = Tokenizer.load(tokenizer, bos=False).piece_tokens([Piece(STOP, True)])
     except ValueError as error:

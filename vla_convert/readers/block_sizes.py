@@ -55,9 +55,7 @@ class Shapes:
         return name in self._tensors
 
     def depth(self, stack: str) -> int:
-        """Number of blocks of a stack such as `vision.blocks`; CheckpointError: one or all are
-        missing.
-        """
+        """Number of blocks of a stack such as `vision.blocks`; CheckpointError: blocks missing."""
         prefix = f'{stack}.'
         indices = {
             int(name.removeprefix(prefix).split('.')[0])
@@ -170,9 +168,7 @@ def check_stated(missing: MissingFacts, *sizes: tuple[str, object, object]) -> N
 
 @dataclass(frozen=True)
 class KnownHeads:
-    """Head counts of published networks; None: unknown. Examples are for questions: 'SigLIP So400m
-    has 16'.
-    """
+    """Head counts of published networks, None if unknown, with examples for questions."""
 
     vision: int | None
     kv: int | None

@@ -184,8 +184,8 @@ def _unet(shape: Shapes, config: JsonMapping) -> UNetDims:
 def frames_of(
     config: JsonMapping,
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Read (height, width) of resize and crop; None where there is none. With a resize the crop is
-    a fraction of it.
+    """Read (height, width) of resize and crop, None for none; a crop is a fraction of the
+    resize.
     """
     resize = pair(config, 'resize_shape')
     if resize is None:

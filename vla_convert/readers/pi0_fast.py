@@ -142,7 +142,6 @@ class Pi0FastReader(CheckpointReader):
         )
 
     def files(self, source: Source) -> dict[str, Path]:
-        """The action tokenizer."""
         path = _action_tokenizer(source.options.action_tokenizer, source.missing)
         return {} if path is None else {ACTION_TOKENIZER: path}
 

@@ -153,8 +153,8 @@ def latency(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
 
 
 def ages(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
-    """Plot the age of each input at its inference, each in a panel: cameras triggered together
-    have equal ages.
+    """Plot input ages at each inference, a panel each: cameras triggered together would
+    coincide.
     """
     sources = sorted({name for one in telemetry.inferences for name in one.ages_ms})
     rows = max(len(sources), 1)
@@ -176,7 +176,6 @@ def ages(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
 
 
 def ticks(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
-    """Lateness of the control loop over time."""
 
     def draw(figure: Figure) -> None:
         axis = figure.subplots()
@@ -207,7 +206,7 @@ def _attempts(axis: Axes, attempts: Sequence[Attempt], start_ns: int) -> None:
 
 
 def _resets(axis: Axes, telemetry: Telemetry, start_ns: int) -> None:
-    """Mark where the simulator put robot and blocks elsewhere."""
+    """Mark resets of the scene."""
     for number, (_, end_ns) in enumerate(telemetry.resets):
         label = '' if number else 'reset'
         axis.axvline(_seconds(end_ns, start_ns), label=label, **_RESET)

@@ -72,9 +72,7 @@ def assignments(seed: int) -> Iterator[Assignment]:
 
 
 def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
-    """Print at once; once the terminal is gone, go on without output. `stream` None: standard
-    output.
-    """
+    """Print at once, to standard output by default; a closed terminal is ignored."""
     stream = stream or sys.stdout
     try:
         print(text, end=end, file=stream, flush=True)
@@ -102,7 +100,7 @@ class StatusLine:
         self._due_s = 0.0
 
     def show(self, instruction: str) -> None:
-        """Print it, when it is time to."""
+        """Print it when due."""
         now_s = time.monotonic()
         if now_s < self._due_s:
             return
@@ -115,12 +113,10 @@ class StatusLine:
             say(text)
 
     def end(self) -> None:
-        """Leave the line standing."""
         if self._terminal:
             say('')
 
     def text(self, instruction: str, elapsed_s: float) -> str:
-        """The line for now."""
         telemetry = self._telemetry
         control = telemetry.executor.get('control', {})
         p99_ms = telemetry.tick_p99_ms.rows
@@ -271,7 +267,7 @@ class _Session:
             raise OperatorError(f'{error}; {child.last_output()}') from error
 
     def _end_motion(self, operator: Operator) -> None:
-        """End all motion and judging: the robot holds from here on."""
+        """End all motion and judging; the robot holds from here on."""
         self._give_up_s = time.monotonic() + _STOP_TIMEOUT_S
         if self._begun_s is not None:
             self._result.seconds = time.monotonic() - self._begun_s
@@ -281,7 +277,7 @@ class _Session:
             self._stop_motion(operator)
 
     def _stop_motion(self, operator: Operator) -> None:
-        """Let the executor hold, and hear what it counted up to then."""
+        """Let the executor hold, and read its counters until then."""
         operator.trigger('vla_executor/stop')
         telemetry = self._result.telemetry
         before = telemetry.executor_reports

@@ -73,9 +73,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Settings of a data set; equal settings give equal files. Raise `format` when tasks, cameras
-    or recording change.
-    """
+    """Settings of a data set; raise `format` when tasks, cameras or recording change."""
 
     seed: int = 0
     episodes_per_task: int = 200
@@ -323,7 +321,7 @@ def _draw_shove(rng: np.random.Generator) -> dict[int, np.ndarray]:
 
 
 def _scatter(simulator: Simulator, rng: np.random.Generator) -> None:
-    """Begin somewhere else: up, and some way to one side, before the first frame."""
+    """Begin elsewhere: up, and to one side, before the first frame."""
     way = rng.uniform([-1.0, -1.0, 0.0], [1.0, 1.0, 1.0]) * FULL_SPEED_M_S
     for _ in range(int(rng.integers(*_WIDE_START_TICKS))):
         simulator.step(np.array([*way, -1.0]))

@@ -129,7 +129,7 @@ class MetaWorldSamples:
         return np.ones(HORIZON, dtype=np.float32)
 
     def errors(self, actions: np.ndarray, batch: Batch) -> dict[str, float]:
-        """Return RMS velocity errors (m/s) of the first step, the first eight and all, of good
+        """Return RMS velocity errors (m/s) of the first, first eight and all steps, in good
         episodes.
         """
         good = self.data.positive[self.episode[batch.frame]]

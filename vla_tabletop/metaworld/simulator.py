@@ -83,7 +83,7 @@ class Simulator:
 
     @property
     def points_m(self) -> np.ndarray:
-        """(2, 3) places of object and goal, which no robot knows."""
+        """(2, 3) positions of object and goal, which no robot knows."""
         return np.stack([self.observation[_OBJECT], self.observation[_GOAL]])
 
     def render(self, camera: str, size: int = IMAGE_SIZE) -> np.ndarray:
@@ -110,11 +110,9 @@ class Simulator:
         return self._environment().model
 
     def data(self) -> mujoco.MjData:
-        """The task's state."""
         return self._environment().data
 
     def close(self) -> None:
-        """Free the rendering context."""
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
@@ -153,7 +151,7 @@ def _renderer(model: mujoco.MjModel, size: int) -> mujoco.Renderer:
 
 
 class Expert:
-    """Meta-World's scripted policies: (4,) commands from the observation of now."""
+    """Meta-World's scripted policies: (4,) commands from the present observation."""
 
     def __init__(self, task: TaskName) -> None:
         from metaworld.policies import ENV_POLICY_MAP

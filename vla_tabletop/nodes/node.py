@@ -84,8 +84,6 @@ class _Snapshot:
 
 
 class TabletopNode(Node):
-    """See the module's invariants."""
-
     def __init__(self) -> None:
         super().__init__(_NAME)
         declare(self, TABLETOP_PARAMETERS)

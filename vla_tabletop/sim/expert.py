@@ -220,9 +220,7 @@ def _way_to_push(
 
 
 def _way_along(tip: Point, block: Point, sign: float, style: Style) -> np.ndarray:
-    """Low behind the block: forward while in line with it, back while beside its middle. A block
-    pushed off its middle turns and slips aside.
-    """
+    """Low behind the block: forward while in line, back while beside it, lest it turn and slip."""
     behind = sign * (block[1] - tip[1])
     aside = abs(block[0] - tip[0])
     forward = min(max((_SLIP_ASIDE_M - aside) / (_SLIP_ASIDE_M - _IN_LINE_M), -1.0), 1.0)

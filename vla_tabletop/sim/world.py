@@ -173,8 +173,8 @@ class Tabletop:
         self._data.qpos[:] = configuration
 
     def project(self, camera: str, points_m: np.ndarray) -> np.ndarray:
-        """Project points (n, 3): (n, 2) right and down, NaN behind the camera; the height spans
-        [-1, 1].
+        """Project points (n, 3) to (n, 2), right and down: NaN behind the camera, height [-1,
+        1].
         """
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)
@@ -186,7 +186,6 @@ class Tabletop:
         return np.stack([local[:, 0], -local[:, 1]], axis=1) / (depth * scale)[:, None]
 
     def close(self) -> None:
-        """Free the rendering contexts; the physics stays usable."""
         self._finalizer()
 
     def _make_renderer(self, width: int, height: int) -> mujoco.Renderer:

@@ -38,7 +38,7 @@ class ChunkSource(Protocol):
     def chunk(
         self, world: World, observation: Observation, plan: CommittedPlan | None
     ) -> tuple[ActionChunk, bool]:
-        """The chunk for an observation of the world as it stands, and whether the plan tied it."""
+        """The chunk for an observation, and whether it is conditioned on the plan."""
 
 
 class PolicySource:
@@ -59,7 +59,6 @@ class PolicySource:
         self.settings = self._policy.settings
 
     def close(self) -> None:
-        """Free the policy."""
         self._policy.close()
 
     def begin(self, condition: Condition, seed: int) -> None:

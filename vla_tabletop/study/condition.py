@@ -167,9 +167,7 @@ def _require_words(field: str, found: Sequence[str], words: Sequence[str]) -> No
 
 
 def grid(base: Condition, **axes: Sequence[Any]) -> tuple[Condition, ...]:
-    """Every combination of values of some fields, the last field fastest; TypeError: unknown
-    field.
-    """
+    """All combinations of fields' values, the last field fastest; TypeError: unknown field."""
     return tuple(
         replace(base, **dict(zip(axes, values, strict=True))) for values in product(*axes.values())
     )

@@ -159,7 +159,6 @@ class _Loop:
         return (self._now_ns - _START_NS) * 1e-9
 
     def tick(self) -> None:
-        """One control period."""
         executor, counters = self._executor, self._executor.counters
         self._measure(self._now_ns)
         self._deliver()
@@ -185,7 +184,7 @@ class _Loop:
         self._executor.observe_state(self._names, positions, stamp_ns)
 
     def _infer(self, plan: PlanRequest) -> None:
-        """Answer a request with what is seen now; the chunk arrives after the delay."""
+        """Answer a request from the present images; the chunk arrives after the delay."""
         self._unanswered.discard(plan.request)
         try:
             chunk, tied = self._source.chunk(
@@ -238,7 +237,6 @@ class _Loop:
                 self._delays.append(result.delay_steps)
 
     def result(self, seed: int, family: str, outcome: Outcome, meant: int) -> EpisodeResult:
-        """Make the result of the episode."""
         executor, counters = self._executor, self._executor.counters
         # The first is where the robot sets out.
         seams = list(executor.seams)[1:]

@@ -45,7 +45,6 @@ def study_page(studies: Sequence[Json]) -> str:
 
 
 def _section(study: Json) -> Json:
-    """Return what the template writes of a study."""
     first, after = study['seeds']
     return {
         'name': study['study'],

@@ -60,7 +60,7 @@ class Provenance:
 def study_record(
     study: Study, provenance: Provenance, results: Mapping[Condition, Sequence[EpisodeResult]]
 ) -> Json:
-    """All of a study as plain data; what cannot be measured is None."""
+    """A study as plain data; what cannot be measured is None."""
     varied = varied_fields(study.conditions)
     return {
         'study': study.name,
@@ -144,7 +144,6 @@ def _condition_record(
 
 
 def summary_record(summary: Summary) -> Json:
-    """A summary as plain data."""
     return {
         'episodes': summary.success.episodes,
         'success': _rate(summary.success),

@@ -1,4 +1,4 @@
-"""What an episode needs of a simulated world, whichever it is."""
+"""Interface of a study's simulated world."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class SeeObjective(nn.Module):
 
 
 class GroundObjective(nn.Module):
-    """The named thing, in the images and in the room; the state, and the chunk's end."""
+    """The named thing, in the images and in the room; the state; the chunk's end."""
 
     def __init__(self, image_width: int, width: int, world: TrainingWorld, action_dim: int) -> None:
         super().__init__()
@@ -260,9 +260,7 @@ def chunk_objective(
     step_weight: Tensor,
     answers: Answers | None = None,
 ) -> nn.Module:
-    """Return the third stage's objective for a family's kind of head; `answers` are for
-    `tokens`.
-    """
+    """Return the third stage's objective for a kind of head; `answers` are for `tokens`."""
     if answers is not None:
         return TokenObjective(answers)
     if family.head == 'flow':

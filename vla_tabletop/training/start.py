@@ -70,9 +70,7 @@ class Start:
 
     @classmethod
     def read(cls, folder: Path, recipe: Recipe, world: TrainingWorld) -> Start:
-        """Read and check a bundle of `train-demo`; ValueError: broken, or not the recipe's
-        network.
-        """
+        """Read a bundle of `train-demo`; ValueError: broken, or not the recipe's network."""
         bundle = read_bundle(folder)
         dims = bundle.spec.dims
         has_language = recipe.family.has_language

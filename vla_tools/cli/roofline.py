@@ -275,9 +275,7 @@ def _sizes(need: MemoryNeed) -> dict[str, int]:
 
 
 def _build_on(device: Device, largest: int) -> dict[str, Any]:
-    """Memory (bytes) of an engine build: device, host (not in the tables) and swap (None: no
-    help).
-    """
+    """Bytes of an engine build: device, host (not in the tables), swap (None: no help)."""
     from vla_convert.export.tensorrt.build import DEFAULT_WORKSPACE, MemoryEstimate
 
     build = MemoryEstimate.of(largest, DEFAULT_WORKSPACE)

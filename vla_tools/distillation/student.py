@@ -65,9 +65,7 @@ def read_checkpoint(
 
 
 def load_parts(path: Path, state: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-    """Load networks and optimisers from the fields of their names; ValueError: of another
-    network.
-    """
+    """Load networks and optimisers by field name; ValueError: of another network."""
     for name, part in parts.items():
         try:
             part.load_state_dict(state[name])
@@ -135,9 +133,7 @@ class _Encoded:
 
 
 def check_teacher(spec: BundleSpec) -> None:
-    """Refuse heads without a flow, with several observations a step or of several frames
-    (ValueError).
-    """
+    """Refuse heads without a flow, with many observations a step, or many frames (ValueError)."""
     family = find_family(spec.family)
     if family.head != 'flow':
         raise ValueError(f'{spec.family}: has no flow to distil: its head is {family.head}')

@@ -33,9 +33,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time of some work; `bound`: `compute`, `memory`, or for a sum `mostly` and its
-    longest phase.
-    """
+    """Least time of some work; `bound`: `compute`, `memory`, or `mostly` and the longest phase."""
 
     milliseconds: float
     bound: str
@@ -109,9 +107,7 @@ def phase_floors(
 
 
 def miss_shares(floors: Mapping[str, Floor], views: int) -> dict[str, float]:
-    """Return the share of `vision` (all views), `prefix` and `denoise` in a miss; they add up to
-    1.
-    """
+    """Return the fractions of `vision` (all views), `prefix` and `denoise` in a miss."""
     times = {phase: floors[phase].milliseconds for phase in ('vision', 'prefix', 'denoise')}
     times['vision'] *= views
     return {phase: time / floors['miss'].milliseconds for phase, time in times.items()}
@@ -169,9 +165,7 @@ def _engine_weights(counts: PolicyCounts, matrix_bytes: int) -> tuple[int, int, 
 
 
 def weight_bytes(counts: PolicyCounts, matrix_bytes: int = _FLOAT32) -> int:
-    """Bytes of all parameters; `matrix_bytes` a number of the large matrices, all else is
-    float32.
-    """
+    """Bytes of all parameters: `matrix_bytes` a number in large matrices, else float32."""
     return counts.matrices * matrix_bytes + counts.others * _FLOAT32 + counts.packed
 
 

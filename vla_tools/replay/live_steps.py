@@ -119,9 +119,7 @@ class _Stepper:
     def step(
         self, recorded: RecordedInference, frames: Mapping[str, RawMessage], begins: bool
     ) -> LiveStep:
-        """Return the step of an inference, whose plan is known; `begins`: an episode begins with
-        it.
-        """
+        """Return the step of an inference with a plan; `begins`: an episode begins with it."""
         assert recorded.plan is not None
         # The newest stamp: an age in `cache_mode: bounded` counts from it.
         stamp_ns = max(self._last_ns + self._apart_ns, *recorded.stamps_ns.values())

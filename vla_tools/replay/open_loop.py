@@ -34,9 +34,7 @@ LIMITS = SyncLimits(tolerance_ns=50_000_000, max_age_ns=500_000_000)
 
 @dataclass(frozen=True)
 class Prediction:
-    """One chunk on recorded inputs, in the robot's names and units; `milliseconds` of the
-    inference.
-    """
+    """One chunk on recorded inputs, in robot names and units, and its inference's time."""
 
     stamp_ns: int
     chunk: ActionChunk

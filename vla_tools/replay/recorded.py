@@ -97,9 +97,7 @@ class RecordedRun:
     problems: list[str] = field(default_factory=list)
 
     def frame_key(self, raw: RawMessage) -> int | None:
-        """The number by which a report names a frame: its stamp, or that of its content; None:
-        damaged.
-        """
+        """The name of a frame in reports: its stamp, or that of its content; None: damaged."""
         if raw.topic not in self.content_topics:
             return header_stamp_ns(raw.serialised)
         message = self.reader.read(raw)

@@ -92,9 +92,7 @@ def load_policy(description: PolicyDescription, changes: Changes) -> LoadedPolic
 def fit_recording(
     description: PolicyDescription, bundle: Bundle
 ) -> tuple[RobotMatch, Mapping[str, str], Callable[[np.ndarray], np.ndarray]]:
-    """Fit a bundle to a recording (`LoadedPolicy`: cameras and state); ReplayError: does not
-    fit.
-    """
+    """Fit a bundle to a recording (`LoadedPolicy`: cameras and state); ReplayError: no fit."""
     folder = bundle.folder
     match = match_robot(description.robot, bundle.spec, folder)
     cameras = _cameras(description, match, folder)

@@ -85,9 +85,7 @@ def read_policy(folder: Path, name: str) -> tuple[Bundle, dict[str, np.ndarray]]
 
 
 def infer_cases(policy: Policy) -> dict[str, np.ndarray]:
-    """Infer on two inputs, plain and guided (with advantage tags); return chunks (horizon,
-    actions) by case.
-    """
+    """Infer on two inputs, plain and guided if tagged; return chunks (horizon, actions) by case."""
     chunks = {}
     for name, beta in _BETAS.items():
         if beta != 1.0 and policy.spec.advantage is None:

@@ -44,14 +44,11 @@ Report = Callable[[Receipt], object]
 
 
 def no_bars(task: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
-    """Show no progress."""
     return nullcontext(lambda count: None)
 
 
 def check_packages() -> None:
-    """Refuse an export without PyTorch, `onnx` or `onnxruntime` (ExportError); import nothing
-    slow.
-    """
+    """Refuse an export without PyTorch, `onnx` or `onnxruntime` (ExportError), importing none."""
     if missing := missing_package(*COMPARISON_PACKAGES):
         raise ExportError(
             f"ONNX files need the Python package '{missing}', which is not installed: "

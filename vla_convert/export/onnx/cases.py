@@ -236,7 +236,7 @@ def _case(
 
 
 def _image(random: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Draw blocks of random colours, which a recording holds in little room."""
+    """Draw blocks of random colours, which compress well in a recording."""
     coarse = (3, -(-height // _BLOCK), -(-width // _BLOCK))
     colours = random.integers(0, 256, coarse, dtype=np.uint8)
     return np.kron(colours, np.ones((1, _BLOCK, _BLOCK), np.uint8))[:, :height, :width]
@@ -305,7 +305,7 @@ class Reference:
                 case.reference['image_tokens'] = tokens.numpy()
 
     def prefixes(self, cases: list[Case]) -> None:
-        """Add `past`."""
+        """Add `past` to every case."""
         with self._loaded('prefix'):
             for case in cases:
                 past = self._network.prefix(
@@ -333,9 +333,7 @@ class Reference:
         return {name: value.numpy() for name, value in past.items()}
 
     def chunks(self, cases: list[Case]) -> np.ndarray:
-        """Add `trace`, `velocity` and `gain`, or the answer of a `tokens` head; return the time
-        table (N, S * C).
-        """
+        """Add `trace`, `velocity` and `gain`, or the answer; return the time table (N, S * C)."""
         spec, family = self._spec, find_family(self._spec.family)
         schedule = usual_schedule(family, spec.dims, spec.denoise_steps)
         with self._loaded('head', 'time'):

@@ -134,9 +134,7 @@ def has_monolithic(spec: BundleSpec, precision: Precision) -> bool:
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
-    """Estimate the size of weights.data; with 8 bits, that of the float32 files for calibration
-    counts too.
-    """
+    """Estimate the size of weights.data, with 8 bits also of the float32 files for calibration."""
     empty = empty_network(spec.family, spec.dims)
     parts = parameters_of(empty, trace_shapes(empty))
     # The time table is an input of the graphs.
@@ -208,7 +206,7 @@ class _TracedNetworks:
 
     @property
     def most_tokens(self) -> int:
-        """N of the image with most tokens."""
+        """Return N of the image with most tokens."""
         return self._traced.image_tokens[0]
 
     def prefix(self, rows: int) -> Trace:
@@ -243,7 +241,7 @@ class _TracedNetworks:
 
 
 class _Writer:
-    """Writes the graph files of one bundle."""
+    """Writes the graph files of a bundle."""
 
     def __init__(
         self,
@@ -340,7 +338,6 @@ class _Writer:
 
     @property
     def _answers(self) -> bool:
-        """True for a `tokens` head."""
         return isinstance(self._traced.network, TokenNetwork)
 
     def monolithic(self, rows: int) -> None:

@@ -220,9 +220,7 @@ def _sum(
 
 @_writes('cumsum.default')
 def _count_up_to(graph: GraphWriter, traced: Tensor, x: Value, dim: int) -> Value:
-    """Count the set entries of a mask up to each position, in integers. A sum over a triangle:
-    TensorRT 8.6 has no integer CumSum, and half would miscount long prompts.
-    """
+    """Count set entries up to each position: TensorRT 8.6 has no integer CumSum, half miscounts."""
     mask = graph.before_cast(x)
     assert mask.dtype == torch.bool and dim == 1
     rows, length = mask.shape
@@ -270,9 +268,7 @@ def _rms_norm(
     weight: Value | None = None,
     eps: float | None = None,
 ) -> Value:
-    """RMSNorm in the form that ONNX Runtime fuses, which needs weights. TensorRT does not read
-    ONNX's own operator (opset 23).
-    """
+    """RMSNorm as ONNX Runtime fuses it, with weights; TensorRT lacks ONNX's own (opset 23)."""
     assert len(shape) == 1
     x = graph.single(x)
     weight = graph.constant(torch.ones(shape)) if weight is None else weight

@@ -164,9 +164,7 @@ def load_graph(path: Path) -> onnx.ModelProto:
 
 
 def tensor_types(path: Path, model: onnx.ModelProto) -> dict[str, int]:
-    """Return the ONNX number of every tensor's inferred type; ValueError: contradictory types or
-    shapes.
-    """
+    """Return the ONNX number of each tensor's inferred type; ValueError: contradictions."""
     try:
         inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
     except onnx.shape_inference.InferenceError as error:

@@ -30,8 +30,6 @@ def with_row_axis(two: GraphWriter, three: GraphWriter, counted: str) -> onnx.Mo
 
 
 class _Merge:
-    """The state of making one graph."""
-
     def __init__(self, two: GraphWriter, three: GraphWriter, counted: str) -> None:
         self._model = two.model()
         self._values = (two.values, three.values)

@@ -38,9 +38,7 @@ _EDGE = 0.02
 
 
 class TernaryMatrix(NamedTuple):
-    """A layer of the bundle: name of its packed weights; scale () float32, attention's included in
-    queries.
-    """
+    """Packed weights' name and scale () float32, which includes attention's in queries."""
 
     name: str
     outputs: int

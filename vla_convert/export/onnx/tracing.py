@@ -45,9 +45,7 @@ class Trace:
 
 
 def trace(module: nn.Module, *arguments: Any) -> Trace:
-    """Run a module once, with parameters and arguments on the meta device, and record its
-    operators.
-    """
+    """Run a module once, all tensors on the meta device, and record its operators."""
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     recorder = _Recorder()
     for tensor in (*parameters.values(), *buffers.values(), *pytree.tree_leaves(arguments)):
@@ -65,8 +63,6 @@ _NODE = '_node_of_trace'
 
 
 class _Recorder(DispatchMode):
-    """Context that writes every operator into `graph`."""
-
     def __init__(self) -> None:
         super().__init__()
         self.graph = Graph()
@@ -96,12 +92,12 @@ class _Recorder(DispatchMode):
         return result
 
     def note(self, node: Node, tensor: Tensor) -> None:
-        """Let a node stand for a tensor that is given, from now on."""
+        """Let a node stand for a given tensor from now on."""
         node.meta['val'] = tensor
         self._nodes[id(tensor)] = node
 
     def _note_made(self, node: Node, value: Any) -> None:
-        """Let a node stand for the result of an operator, from now on."""
+        """Let a node stand for an operator's result from now on."""
         node.meta['val'] = _like(value)
         if id(value) in self._nodes:
             self._nodes[id(value)] = node

@@ -83,8 +83,6 @@ class Translator:
 
 
 class _Translation:
-    """The state of writing one module."""
-
     def __init__(
         self,
         graph: GraphWriter,
@@ -268,7 +266,6 @@ class _Translation:
         return self._graph.initializer(stored, one.dtype)
 
     def _joined(self, weights: list[_Weight | Tensor], transposed: bool) -> Matrix:
-        """Return matrices side by side as one."""
         named = [weight for weight in weights if isinstance(weight, _Weight)]
         rows, columns = sum(weight.traced.shape[0] for weight in named), named[0].traced.shape[1]
 
@@ -282,7 +279,6 @@ class _Translation:
 
 
 def _numbers(tensor: Tensor, node: Node, name: str) -> Tensor:
-    """Return a constant or buffer of a traced module."""
     if tensor.is_meta and node.users:
         modules = {user.meta['module'] for user in node.users if 'module' in user.meta}
         where = ', '.join(sorted(f"'{path}' ({kind})" if path else kind for path, kind in modules))

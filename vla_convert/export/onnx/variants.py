@@ -54,7 +54,6 @@ def _widen_ports(graph: onnx.GraphProto) -> None:
 
 
 def _rename(graph: onnx.GraphProto, name: str) -> str:
-    """Give the tensor another name in all nodes; returns it."""
     inner = f'{name}/half'
     for node in graph.node:
         for names in (node.input, node.output):

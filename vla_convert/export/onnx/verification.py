@@ -189,7 +189,7 @@ def receipt_dict(receipt: Receipt) -> dict[str, Any]:
 
 
 class _Verifier:
-    """Runs the files one after the other and collects comparisons."""
+    """Runs the files one by one and collects comparisons."""
 
     def __init__(
         self,
@@ -445,7 +445,7 @@ class _Verifier:
         return [(case, own) for case, own in pairs if case.rows == rows]
 
     def _note_codes(self, file: str, codes: GivenCodes) -> None:
-        """Note what of a graph's codes is not as PyTorch rounds; any makes the receipt fail."""
+        """Note codes that PyTorch rounds otherwise; any makes the receipt fail."""
         self._errors.setdefault((file, 'codes'), []).append((float(codes.faults),) * 2)
 
     def _compare(self, file: str, tensor: str, found: np.ndarray, expected: np.ndarray) -> None:

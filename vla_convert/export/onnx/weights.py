@@ -79,9 +79,7 @@ class BundleWeights:
 
 
 class WeightFile:
-    """Writes tensors to weights.data and records their offsets; `advance` gets the bytes of each
-    block.
-    """
+    """Writes tensors to weights.data and records offsets; `advance` gets each block's bytes."""
 
     def __init__(self, folder: Path, advance: Callable[[int], object] = lambda count: None) -> None:
         self._file = (folder / WEIGHTS_DATA).open('wb')

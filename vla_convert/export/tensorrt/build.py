@@ -305,9 +305,7 @@ def build_engines(
 def tie_to_device(
     folder: Path, metadata: Metadata, adapter: TensorRT, runtime: CudaRuntime
 ) -> Metadata:
-    """Return the metadata of engines built elsewhere, for this GPU; TensorRTError: one does not
-    load.
-    """
+    """Return the metadata of engines built elsewhere, for this GPU; TensorRTError: unloadable."""
     engines = {
         name: replace(entry, scratch_bytes=_scratch_bytes(folder / entry.file, adapter, runtime))
         for name, entry in metadata.engines.items()

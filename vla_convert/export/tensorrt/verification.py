@@ -47,9 +47,7 @@ Engines = Mapping[str, EngineFile]
 
 
 def compared_files(folder: Path, engines: Engines, files: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of the compared files, engines, weights and cases, by name in
-    policy.yaml.
-    """
+    """Return the SHA-256 of compared files, engines, weights and cases, by policy.yaml's names."""
     digests = {entry.file: file_sha256(folder / entry.file) for entry in engines.values()}
     return {**passed_on(files), **digests}
 
@@ -231,7 +229,7 @@ def _single_steps(engine: TensorRTEngine, case: Case) -> dict[str, tuple[float, 
 
 
 def _growth(engine: TensorRTEngine, case: Case) -> list[float]:
-    """The largest error of x after each step, from the noise on."""
+    """The largest error of x after each step, starting from the noise."""
     engine.load_step_inputs(case.step_inputs)
     growth = []
     for index in range(len(case.plan_weight)):

@@ -101,7 +101,6 @@ def _cameras(config: JsonMapping) -> tuple[CameraSpec, ...]:
 def _statistics(
     folder: Path, before: Pipeline, after: Pipeline, state: int, actions: int
 ) -> dict[str, np.ndarray]:
-    """Statistics `min` and `max` of state and actions."""
     path, found = state_file(folder, before, PACK_STEP)
     other_path, other = state_file(folder, after, UNPACK_STEP)
     statistics: dict[str, np.ndarray] = {}

@@ -254,7 +254,7 @@ def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> Folder
 
 
 def _letterbox_notes(found: _Settings, images: ImageSpec) -> tuple[str, ...]:
-    """Return a note where the release of the training decides whether images were padded."""
+    """Return a note where the training's release decides whether images were padded."""
     if (
         found.kind != 'NVIDIA'
         or images.resample != 'area'
@@ -409,7 +409,6 @@ def _nvidia_tag(folder: Path, options: ExportOptions) -> str | None:
 
 
 def _check(found: _Settings) -> None:
-    """Refuse settings that are not reproduced."""
     for key, expected in (
         ('formalize_language', True),
         ('clip_outliers', True),
