@@ -367,8 +367,7 @@ def check_limits(
     Returns `position`, `velocity`, `acceleration`, `after a pause`, and `immediate stops`: ticks
     beyond the acceleration limit that only slow down, in faults that may stop the robot at once.
 
-    Args:
-        acceleration: infinite where there is none; all limits are (joints,).
+    `acceleration`: infinite where there is none; all limits are (joints,).
     """
     commands = record.commands
     stamps, positions = commands.stamps_ns, commands.positions

@@ -194,9 +194,8 @@ def read_lerobot_folder(
 ) -> FolderFacts:
     """Read the facts of a LeRobot folder.
 
-    Raises:
-        ExportError, JsonError: a policy or processing step that this runtime does not reproduce,
-            files that contradict each other, missing or damaged files.
+    Raises ExportError, JsonError: a policy or processing step that this runtime does not
+    reproduce, files that contradict each other, missing or damaged files.
     """
     config = read_config(folder)
     policy_type(folder, [policy.type], [policy])

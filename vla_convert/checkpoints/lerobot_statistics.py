@@ -81,8 +81,7 @@ def read_normalisation(
         raw: features that training left unnormalised.
         normalised_images: images go in from [0, 1] as `VISUAL` says; else as [-1, 1].
 
-    Raises:
-        ExportError: files that contradict each other, or normalisers that this runtime lacks.
+    Raises ExportError: files that contradict each other, or normalisers that this runtime lacks.
     """
     stated = config.mapping('normalization_mapping')
     modes = _modes(config, before, after)

@@ -101,8 +101,7 @@ def oft_facts(
         image_size: pixels; None: `image_size_key` is missing in the folder.
         bounds: statistics that become -1 and 1.
 
-    Raises:
-        JsonError: damaged statistics.
+    Raises JsonError: damaged statistics.
     """
     statistics, (lowest, highest) = None, bounds
     if data_set.statistics is not None:

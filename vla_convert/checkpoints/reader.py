@@ -84,8 +84,7 @@ class CheckpointReader:
     def family(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> str | None:
         """The family that folder and tensors (our names) show; None: config.json's facts decide.
 
-        Raises:
-            CheckpointError: the tensors are of none of the reader's families.
+        Raises CheckpointError: the tensors are of none of the reader's families.
         """
         return None
 
@@ -96,8 +95,7 @@ class CheckpointReader:
     def select(self, source: Source) -> dict[str, StoredTensor]:
         """Choose the tensors, or parts of tensors, that the bundle holds; by default all.
 
-        Raises:
-            CheckpointError: the folder asks for a part that is not there.
+        Raises CheckpointError: the folder asks for a part that is not there.
         """
         embodiment = source.options.embodiment
         if embodiment is not None:
@@ -109,8 +107,7 @@ class CheckpointReader:
     def sizes(self, source: Source) -> MakeDims | None:
         """Return a maker of the dimensions that the tensors show; None once one is missing.
 
-        Raises:
-            CheckpointError: tensors that are missing or contradict each other; `MakeDims` too.
+        Raises CheckpointError: tensors that are missing or contradict each other; `MakeDims` too.
         """
         raise NotImplementedError
 

@@ -56,15 +56,10 @@ def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[
     """Find a checkpoint's tensors, under our names where the table knows them.
 
     Unused tensors and a prefix before every name are left out; unknown tensors keep their names,
-    so that `check_tensors` lists them.
-
-    Args:
-        folder: has `model.safetensors`, or shards and `model.safetensors.index.json`.
-
-    Raises:
-        CheckpointError: no safetensors, a pickle, a damaged file, a shard or tensor that the index
-            names and nobody has, two tensors of one name.
-        JsonError: an index that is damaged or lacks its `weight_map`.
+    so that `check_tensors` lists them. `folder`: has `model.safetensors`, or shards and
+    `model.safetensors.index.json`. Raises CheckpointError: no safetensors, a pickle, a damaged
+    file, a shard or tensor that the index names and nobody has, two tensors of one name;
+    JsonError: an index that is damaged or lacks its `weight_map`.
     """
     folder = Path(folder)
     tensors: dict[str, StoredTensor] = {}

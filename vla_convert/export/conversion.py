@@ -93,9 +93,8 @@ class ExportPlan:
 def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) -> ExportPlan:
     """Gather and check everything that a bundle needs; writes nothing.
 
-    Raises:
-        ExportError: all that is missing or contradictory at once, else the first defect.
-        JsonError: a JSON file of the checkpoint that cannot be used.
+    Raises ExportError: all that is missing or contradictory at once, else the first defect;
+    JsonError: a JSON file of the checkpoint that cannot be used.
     """
     adapter = is_adapter(checkpoint)
     base = checkpoint

@@ -134,8 +134,7 @@ def dims_of(
         cameras: camera inputs, masked ones included.
         prompt_length: tokens of the padded prompt.
 
-    Raises:
-        CheckpointError: a tensor is missing or contradicts another or the head counts.
+    Raises CheckpointError: a tensor is missing or contradicts another or the head counts.
     """
     shape = pi_shapes(tensors)
     has_state_token = family_of(tensors) == 'pi0'
@@ -190,8 +189,7 @@ def read_openpi_folder(
         adapt_to_pi: ALOHA's joints are in pi's own convention.
         actions: action dimensions, if known.
 
-    Raises:
-        ExportError: missing, ambiguous or damaged statistics or configuration.
+    Raises ExportError: missing, ambiguous or damaged statistics or configuration.
     """
     path = folder / CONFIG_FILE
     config = read_json(path) if os.path.lexists(path) else JsonMapping(path, {})

@@ -49,8 +49,7 @@ class JointFollower:
             positions: (points, joints) radians.
             start_s: time of the start, on the clock of `update`; None: the next update's.
 
-        Raises:
-            CommandError: an unknown joint, or numbers that cannot be positions.
+        Raises CommandError: an unknown joint, or numbers that cannot be positions.
         """
         columns = self._columns(names)
         positions = np.asarray(positions, dtype=np.float64)

@@ -177,8 +177,7 @@ def better_half(
     Args:
         success, push: (E,) bool; time_s, distance_m: (E,).
 
-    Returns:
-        (E,) bool
+    Returns (E,) bool.
     """
     positive = np.zeros(len(success), dtype=bool)
     for members in (np.flatnonzero(push), np.flatnonzero(~push)):

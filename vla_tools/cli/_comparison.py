@@ -16,13 +16,8 @@ def compare_engines(
 ) -> tuple[Receipt, dict[str, Any]]:
     """Load and compare the engines in a folder.
 
-    Returns the receipt, and what is written of it.
-
-    Args:
-        device: `cuda` or `cuda:N`.
-
-    Raises:
-        ValueError: the bundle has no recorded cases, or the engines cannot be loaded.
+    Returns the receipt, and what is written of it. `device`: `cuda` or `cuda:N`. Raises
+    ValueError: the bundle has no recorded cases, or the engines cannot be loaded.
     """
     from tqdm import tqdm
 

@@ -72,8 +72,7 @@ def play_live(
         offline: by episode, number and stamp.
         rate: multiple of the recorded speed; 0: as fast as the node answers.
 
-    Raises:
-        LivePlayError: the node did not start, or ended.
+    Raises LivePlayError: the node did not start, or ended.
     """
     from vla_runtime.nodes.player.live import LivePlayer
     from vla_tools.replay.live_steps import StandIn, live_steps

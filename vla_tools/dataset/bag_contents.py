@@ -123,9 +123,7 @@ def read_contents(reader: BagReader, robot: Robot, namespace: str | None = None)
 
     Raises MissingTopicError: a topic of the robot file is missing; NamespaceError: several robots;
     ClockError: messages cannot be ordered; DatasetError: a joint is never in its topic.
-
-    Args:
-        namespace: of the robot in the bag; None: the only one.
+    `namespace`: of the robot in the bag; None: the only one.
     """
     collector = _EpisodeCollector(reader, robot, namespace)
     # disable=None: silent where the output is not a terminal.

@@ -30,8 +30,7 @@ class StoredDataset:
         features: `features` of info.json.
         tables: files of frames, in order.
 
-    Raises:
-        DatasetError: no data set of version 2 or 3; names what is missing.
+    Raises DatasetError: no data set of version 2 or 3; names what is missing.
     """
 
     def __init__(self, folder: Path) -> None:

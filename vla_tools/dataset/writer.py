@@ -123,8 +123,7 @@ class DatasetWriter:
     def finish(self) -> None:
         """Write the files that need all episodes.
 
-        Raises:
-            DatasetError: there is none.
+        Raises DatasetError: there is none.
         """
         if self._parquet is not None:
             self._parquet.close()

@@ -121,15 +121,12 @@ def run_bench(
     Args:
         progress: wraps the rounds, e.g. in a progress bar.
 
-    Returns:
-        `milliseconds` (kind, phase, percentiles), `floors_ms`, `rates`, `memory`, `device_name`,
-        `power` (`before` and `after` the measurement, see `power_state`), the options with what
-        `auto` became and `why`, and `notes`: what could not be found out
-
-    Raises:
-        BundleError: the bundle is damaged or inconsistent.
-        ValueError: options that this bundle or this machine cannot serve.
-        RuntimeError: an inference was not of its kind, or failed on the device.
+    Returns `milliseconds` (kind, phase, percentiles), `floors_ms`, `rates`, `memory`,
+    `device_name`, `power` (`before` and `after` the measurement, see `power_state`), the options
+    with what `auto` became and `why`, and `notes`: what could not be found out. Raises
+    BundleError: the bundle is damaged or inconsistent; ValueError: options that this bundle or
+    this machine cannot serve; RuntimeError: an inference was not of its kind, or failed on the
+    device.
     """
     checked = read_bundle(bundle, verify=False)
     spec = checked.spec

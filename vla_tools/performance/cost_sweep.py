@@ -158,12 +158,9 @@ def run_sweep(
         base: setup that one thing of changes at a time.
         rates: of this device; None: nothing to compare with.
 
-    Returns:
-        `axes` (axis, list of `CostPoint` as mappings) and `notes`: what was not measured, and why
-
-    Raises:
-        RuntimeError: an inference was not of its kind, or failed on the device.
-        ValueError, BundleError: as for `run_bench`.
+    Returns `axes` (axis, list of `CostPoint` as mappings) and `notes`: what was not measured, and
+    why. Raises RuntimeError: an inference was not of its kind, or failed on the device;
+    ValueError, BundleError: as for `run_bench`.
     """
     bundle = read_bundle(folder, verify=False)
     setups = setups_of(bundle, base)

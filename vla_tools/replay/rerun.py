@@ -218,8 +218,7 @@ class Replay:
     def inferences(self) -> Iterator[ReplayedInference | SkippedInference]:
         """Run them.
 
-        Raises:
-            ValueError: the policy cannot be loaded.
+        Raises ValueError: the policy cannot be loaded.
         """
         try:
             for found in with_frames(self._run):

@@ -79,10 +79,9 @@ def add_onnx(
         cases: from observations, for 8 bits.
         beside: precision of the large matrices that 8 bits leave out.
 
-    Raises:
-        ExportError: `onnx` or `onnxruntime` is not installed, the disk has not enough room, or
-            verification.json is not a mapping.
-        VerificationError: the files differ from PyTorch beyond the bounds; names the tensors.
+    Raises ExportError: `onnx` or `onnxruntime` is not installed, the disk has not enough room, or
+    verification.json is not a mapping; VerificationError: the files differ from PyTorch beyond the
+    bounds; names the tensors.
     """
     check_packages()
 
@@ -201,10 +200,8 @@ def export_bundle(
         target: the source's own folder is allowed with `force`.
         observations: of the policy at its task, for 8 bits.
 
-    Raises:
-        BundleError: the target exists.
-        ExportError: as `add_onnx`; too few observations.
-        ValueError: int8 on a CPU that does not multiply it, or an observation that does not fit.
+    Raises BundleError: the target exists; ExportError: as `add_onnx`; too few observations;
+    ValueError: int8 on a CPU that does not multiply it, or an observation that does not fit.
     """
     check_packages()
     check_attention(attention, beside if precision in QUANTISED else precision, source.spec)
@@ -251,10 +248,8 @@ def bundle_with_onnx(
         observations: makes the observations, for 8 bits.
         attention: fused files are always a copy's.
 
-    Raises:
-        BundleError: no bundle there, or no copy can be made.
-        ExportError: as `add_onnx`.
-        OSError: a copy that is not whole cannot be removed.
+    Raises BundleError: no bundle there, or no copy can be made; ExportError: as `add_onnx`;
+    OSError: a copy that is not whole cannot be removed.
     """
     if attention == 'exact' and graph_path(bundle, 'vision').is_file():
         found = read_graph_facts(bundle / ONNX_FOLDER, ()).precision

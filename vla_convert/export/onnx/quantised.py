@@ -74,8 +74,7 @@ def quantise_onnx(
         cases: for one row and for two, to take the ranges from; PyTorch's outputs are added.
         advance: called with 1 for each of the `quantised_steps`.
 
-    Raises:
-        ExportError: as `Reference`.
+    Raises ExportError: as `Reference`.
     """
     ranges = measured_ranges(folder, spec, cases, precision, advance=advance)
     shutil.rmtree(folder / ONNX_FOLDER)

@@ -150,9 +150,8 @@ def plan_build(
         targets: compute capabilities for TensorRT for RTX; none: those of existing engines,
             else this GPU's.
 
-    Raises:
-        ValueError: ONNX files that are missing, of another precision, or not readable by
-            this TensorRT; or a build that cannot fit into memory.
+    Raises ValueError: ONNX files that are missing, of another precision, or not readable by this
+    TensorRT; or a build that cannot fit into memory.
     """
     folder = bundle / ONNX_FOLDER
     files_of = {name: graph_of(name) for name in ENGINES}
@@ -265,9 +264,8 @@ def build_engines(
     """Build the planned engines, and try to load each; `captures`: CUDA graph captures, the
     fastest is kept.
 
-    Raises:
-        TensorRTError: a graph cannot be built; engines that were finished stay.
-        OSError: the folder cannot be written.
+    Raises TensorRTError: a graph cannot be built; engines that were finished stay; OSError: the
+    folder cannot be written.
     """
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)

@@ -172,8 +172,7 @@ _IMAGE_SIZE = Question(
 class _Settings:
     """Facts that both kinds of folder state.
 
-    Attributes:
-        raw_images: (height, width) by camera, where the folder says it.
+    `raw_images`: (height, width) by camera, where the folder says it.
     """
 
     kind: str
