@@ -162,10 +162,7 @@ def kernels_of(policy: Policy) -> dict[str, int]:
 
 
 def phases_of(policy: Policy) -> Kernels:
-    """Kernels of each phase of an inference with every view new.
-
-    Raises RuntimeError: views or denoise steps launch differently.
-    """
+    """Kernels of each phase of an all-new inference; RuntimeError: views or steps differ."""
     names = ('encode_image', 'encode_prefix', 'run_steps', '_run_step')
     parts: dict[str, list[int]] = {name: [] for name in names}
     with ExitStack() as patches:

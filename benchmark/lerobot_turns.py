@@ -541,9 +541,7 @@ def measure(
     rounds: int,
     warm_up: int,
 ) -> Iterator[dict[str, Any]]:
-    """Take turns and yield figures after each counted round; the first of `theirs` is the
-    reference.
-    """
+    """Take turns; yield figures after each counted round. `theirs` begins with the reference."""
     spec = next(iter(ours.values())).spec
     record = Record(tuple(theirs), tuple(ours))
     for number in range(rounds + warm_up):

@@ -64,11 +64,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def ended_after(seconds: float) -> Iterator[None]:
-    """End the process with exit code 1 after `seconds` in the block, with the stacks of all
-    threads.
-
-    Open files are lost.
-    """
+    """End the process with code 1 after `seconds` in the block, printing all threads' stacks."""
     # Not sys.stderr: a test's has no descriptor.
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
     try:

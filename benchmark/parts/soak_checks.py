@@ -324,9 +324,7 @@ def _look_at(fault: Fault, motion: np.ndarray, record: Record) -> None:
 
 
 def _late_s(pulse: np.ndarray, begin_ns: int, end_ns: int) -> float:
-    """Return when (ns) a ready thread's waits ended, and their lengths (ns); (n, 2), may
-    overlap.
-    """
+    """Return when (ns) a ready thread's waits ended, and their lengths (ns), as (n, 2)."""
     ends = np.clip(pulse[:, 0], begin_ns, end_ns)
     begins = np.clip(pulse[:, 0] - pulse[:, 1], begin_ns, end_ns)
     order = np.argsort(begins)

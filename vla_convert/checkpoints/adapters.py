@@ -54,9 +54,7 @@ _INITS_OF_BASE = ('pissa', 'olora', 'loftq', 'corda', 'eva')
 
 @dataclass(frozen=True)
 class MergedTensor(ComputedTensor):
-    """A weight W (`base`) plus its adapter `down` (r, inputs), `up` (outputs, r), merged when
-    written.
-    """
+    """A weight merged with its adapter when written: `down` is (r, inputs), `up` (outputs, r)."""
 
     base: StoredTensor = field(kw_only=True)
     down: StoredTensor = field(kw_only=True)

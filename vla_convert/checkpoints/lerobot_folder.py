@@ -281,8 +281,9 @@ def read_lerobot_folder(
 def _of_release(
     config: JsonMapping, policy: LeRobotPolicy, release: LeRobotRelease | None, *, early: bool
 ) -> tuple[ImageSpec, int | None, tuple[Question, ...]]:
-    """Return images, state bins and questions that depend on LeRobot's release at training. 0.4
-    padded the prompt's state with zeros and images with -1 before [0, 1] became [-1, 1]; 0.5.0
+    """Return images, state bins and questions that depend on LeRobot's release at training.
+
+    0.4 padded the prompt's state with zeros and images with -1 before [0, 1] became [-1, 1]; 0.5.0
     does neither under the same config.json; later ones have `use_relative_actions`.
     """
     asked = policy.padded_release and not early and _LATER_KEY not in config

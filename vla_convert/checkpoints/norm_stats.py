@@ -22,10 +22,7 @@ STATISTICS_JSON = 'dataset_statistics.json'
 
 
 class DataSet(NamedTuple):
-    """A data set's statistics; name and entry are None where it is not known which is meant.
-
-    `questions` asks for it.
-    """
+    """A data set's statistics; name and entry are None, with `questions`, where it is unknown."""
 
     path: Path
     name: str | None

@@ -119,7 +119,8 @@ class CheckpointReader:
 def find_reader(
     folder: Path, weights: Path | None = None
 ) -> tuple[CheckpointReader, LeRobotPolicy | None]:
-    """Find the reader of a folder and the policy's description, if `lerobot_folder` reads it. ||
+    """Find the reader of a folder and the policy's description, if `lerobot_folder` reads it.
+
     `weights`: folder of the weights below an adapter. Raises ExportError: unsupported, or no
     checkpoint.
     """

@@ -84,10 +84,7 @@ def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[
 
 
 def read_stored(folder: Path) -> list[StoredTensor]:
-    """Find a checkpoint's tensors under their own names, without prefixes of wrappers.
-
-    Raises as `read_tensors`.
-    """
+    """Find a checkpoint's tensors by their own names without wrappers; raise as `read_tensors`."""
     found = _stored_tensors(folder)
     parallel = _PARALLEL if all(stored.name.startswith(_PARALLEL) for stored in found) else ''
     return [
@@ -140,10 +137,7 @@ def copy_tensors(
     *,
     advance: Callable[[int], object] = lambda count: None,
 ) -> None:
-    """Write tensors to one safetensors file under our names, byte for byte.
-
-    `advance` gets the bytes of each block.
-    """
+    """Write tensors to one safetensors file; `advance` gets the bytes of each block."""
     # The format wants offsets aligned for the widest type: widest first, then by name.
     order = sorted(tensors, key=lambda name: (-WEIGHT_BYTES[tensors[name].dtype], name))
     header: dict[str, object] = {'__metadata__': {'format': 'pt'}}

@@ -113,10 +113,7 @@ def vision_dims(shape: Shapes, num_heads: int, image_size: int) -> VisionDims:
 
 
 def decoder_dims(shape: Shapes, stack: str, kv_heads: int) -> DecoderDims:
-    """Sizes of a stack.
-
-    Raises CheckpointError: projections that the heads do not divide.
-    """
+    """Sizes of a stack; CheckpointError: projections that the heads do not divide."""
     queries, width = shape(f'{stack}.blocks.0.attention.q.weight', 2)
     keys, _ = shape(f'{stack}.blocks.0.attention.k.weight', 2)
     head_dim = keys // kv_heads

@@ -184,9 +184,7 @@ def _unet(shape: Shapes, config: JsonMapping) -> UNetDims:
 def frames_of(
     config: JsonMapping,
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Read (height, width) of resize and crop, None for none; a crop is a fraction of the
-    resize.
-    """
+    """Read (height, width) of resize and crop (a fraction of a resize); None for none."""
     resize = pair(config, 'resize_shape')
     if resize is None:
         return None, pair(config, 'crop_shape')

@@ -204,10 +204,7 @@ def read_openvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
 
 
 def read_language(folder: Path) -> LanguageFacts:
-    """Read what config.json says of language model and bins, with Llama's defaults.
-
-    Raises JsonError: unsupported settings.
-    """
+    """Read language model and bins, with Llama's defaults; JsonError: unsupported settings."""
     config = read_json(folder / CONFIG_FILE)
     for key, value in _FIXED.items():
         expect(config, key, value)

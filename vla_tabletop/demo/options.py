@@ -75,10 +75,7 @@ class DemoOptions:
 
 
 def check_options(options: DemoOptions) -> None:
-    """Refuse what the demo cannot be run with; write nothing.
-
-    Raises ValueError: names the option or file, and the remedy.
-    """
+    """Refuse what the demo cannot run; ValueError: names option or file, and the remedy."""
     if not options.seconds > 0.0:
         raise ValueError(f'--seconds {options.seconds:g}: expected more than 0')
     if not _NAMESPACE.fullmatch(options.namespace):

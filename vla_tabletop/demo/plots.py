@@ -153,9 +153,7 @@ def latency(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
 
 
 def ages(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
-    """Plot input ages at each inference, a panel each: cameras triggered together would
-    coincide.
-    """
+    """Plot input ages at each inference, a panel each, as cameras triggered together coincide."""
     sources = sorted({name for one in telemetry.inferences for name in one.ages_ms})
     rows = max(len(sources), 1)
 

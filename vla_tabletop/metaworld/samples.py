@@ -129,9 +129,7 @@ class MetaWorldSamples:
         return np.ones(HORIZON, dtype=np.float32)
 
     def errors(self, actions: np.ndarray, batch: Batch) -> dict[str, float]:
-        """Return RMS velocity errors (m/s) of the first, first eight and all steps, in good
-        episodes.
-        """
+        """Return RMS velocity errors (m/s) of the first, first 8 and all steps, good episodes."""
         good = self.data.positive[self.episode[batch.frame]]
         wanted = self.data.action[self._rows[batch.frame]]
         error = np.square(actions - wanted)[good, :, :3]

@@ -90,10 +90,7 @@ class Scene:
 
 
 def sample_scene(seed: int, variant: Variant = 'still') -> Scene:
-    """Draw the scene of a seed; blocks, yaw and start do not depend on the variant.
-
-    Raises ValueError: unknown variant.
-    """
+    """Draw a seed's scene: only motion, light and cameras depend on `variant`."""
     if variant not in VARIANTS:
         raise ValueError(f'variant {variant!r} is unknown; choose one of {", ".join(VARIANTS)}')
     rng = np.random.default_rng([seed, 0])

@@ -173,9 +173,7 @@ class Tabletop:
         self._data.qpos[:] = configuration
 
     def project(self, camera: str, points_m: np.ndarray) -> np.ndarray:
-        """Project points (n, 3) to (n, 2), right and down: NaN behind the camera, height [-1,
-        1].
-        """
+        """Project points (n, 3) to (n, 2), right and down: NaN behind, height in [-1, 1]."""
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)
         index = self._model.camera(camera).id

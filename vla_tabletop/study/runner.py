@@ -52,10 +52,7 @@ class Run:
 
 
 def episode_seeds(study_seed: int, episodes: int) -> tuple[int, ...]:
-    """The seeds of a study: none of training, none of a bundle's check.
-
-    Raises ValueError: more episodes than a study seed has.
-    """
+    """The seeds of a study, never of training or a bundle's check; ValueError: too many."""
     if not 0 < episodes <= _SEEDS_PER_STUDY_SEED or study_seed < 0:
         raise ValueError(
             f'{episodes} episodes from seed {study_seed}: expected 1 to {_SEEDS_PER_STUDY_SEED} '

@@ -16,10 +16,7 @@ from vla_tabletop.study.episode import EpisodeResult
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over episodes with its 95% interval, ± 1.96 standard errors.
-
-    NaN without values; interval NaN for one.
-    """
+    """A mean with its 95% interval, ± 1.96 standard errors; NaN where values are too few."""
 
     value: float
     low: float

@@ -39,10 +39,7 @@ class World(Protocol):
     step_time_s: float
 
     def begin(self, condition: Condition, seed: int, index: int, sees: bool) -> Asked:
-        """Begin the episode of a seed.
-
-        `index` of the family among the condition's; `sees`: images will be asked for.
-        """
+        """Begin a seed's episode, of the condition's family `index`; `sees`: images are used."""
 
     def measured(self) -> np.ndarray:
         """Return the (columns,) measured positions, which are what it keeps without a command."""

@@ -37,10 +37,7 @@ class DatasetFrame:
 
 @dataclass(frozen=True)
 class EpisodeFacts:
-    """Facts of an episode.
-
-    `success` is None where nobody judged; `start_ns` is the ROS time of the first frame.
-    """
+    """Facts of an episode; `success` is None if unjudged; `start_ns`: ROS time of frame 0."""
 
     task: str
     frames: int

@@ -121,10 +121,7 @@ class DatasetWriter:
         self._remember(replace(facts, frames=count), where, vectors, pixels)
 
     def finish(self) -> None:
-        """Write the files that need all episodes.
-
-        Raises DatasetError: there is none.
-        """
+        """Write the files that need all episodes; DatasetError: there is none."""
         if self._parquet is not None:
             self._parquet.close()
         if not self.episodes:

@@ -21,10 +21,7 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Rates:
-    """Peak rates of a device, published or measured.
-
-    `flops_per_s` is of matrix products in the precision at hand.
-    """
+    """Peak rates of a device; `flops_per_s` is of matrix products in the precision at hand."""
 
     flops_per_s: float
     bytes_per_s: float

@@ -216,10 +216,7 @@ class Replay:
         self.differences: dict[str, None] = {}
 
     def inferences(self) -> Iterator[ReplayedInference | SkippedInference]:
-        """Run them.
-
-        Raises ValueError: the policy cannot be loaded.
-        """
+        """Run them; ValueError: the policy cannot be loaded."""
         try:
             for found in with_frames(self._run):
                 yield self._next(found)

@@ -25,10 +25,7 @@ _MACHINE = ('cpu', 'cpu_instructions')
 
 @dataclass(frozen=True)
 class Changes:
-    """Requested differences from the recording; None or empty: as recorded.
-
-    `settings` by the node's names.
-    """
+    """Requested differences from the recording, settings by node name; None: as recorded."""
 
     bundle: Path | None = None
     backend: str | None = None

@@ -36,10 +36,7 @@ class OpenLoopOptions:
 
 @dataclass(frozen=True)
 class Unit:
-    """One recording to replay.
-
-    `node` None: the only one; `open_loop` None: inferences are run again.
-    """
+    """One recording to replay; None: the only `node`, and no `open_loop` but inferences."""
 
     recording: Path
     changes: Changes

@@ -57,10 +57,7 @@ def names_of(
     capability: tuple[int, int],
     precisions: Collection[str] = PRECISIONS,
 ) -> list[str]:
-    """Return the unpacked policies to try on a GPU, float32 first.
-
-    `capability`: bfloat16 products need (8, 0).
-    """
+    """Return the unpacked policies to try, float32 first; bfloat16 needs capability (8, 0)."""
     if capability < (8, 0):
         return list(families)
     bundles = [path.parent for path in sorted(folder.glob(f'*/{SPEC_FILE}'))]

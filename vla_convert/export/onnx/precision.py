@@ -152,10 +152,7 @@ def type_name(kind: int) -> str:
 
 
 def load_graph(path: Path) -> onnx.ModelProto:
-    """A graph file without the weights that lie beside it.
-
-    Raises ValueError: no ONNX file.
-    """
+    """A graph file without the weights that lie beside it; ValueError: no ONNX file."""
     try:
         return onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's own error, which is not re-exported

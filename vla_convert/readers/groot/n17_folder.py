@@ -170,10 +170,7 @@ _IMAGE_SIZE = Question(
 
 @dataclass(frozen=True)
 class _Settings:
-    """Facts that both kinds of folder state.
-
-    `raw_images`: (height, width) by camera, where the folder says it.
-    """
+    """Facts that both kinds of folder state; `raw_images`: (height, width) by camera, if stated."""
 
     kind: str
     tag: str | None
