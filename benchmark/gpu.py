@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from parts.gpu_latency import Mode
 
 BUDGET_S = 420.0
-# Beyond the budget: what runs then is cut off, and at last the process ends.
+# Past the budget: the running part is cut off, then the process ends.
 GRACE_S, LAST_S = 120.0, 150.0
-# Of one check, and the part of the budget that all of them may take.
+# Seconds of one check, and the fraction of the budget for all.
 CHECK_S, CHECKS_SHARE = 90.0, 0.3
 Figures = dict[str, Any]
 
@@ -82,7 +82,7 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
         'left_out': {},
     }
     try:
-        # Before anything is measured: a folder that is not there is told now.
+        # Before any measurement, so that a missing folder shows now.
         save(figures, arguments.json)
     except OSError as error:
         print(f'error: {error}', file=sys.stderr)

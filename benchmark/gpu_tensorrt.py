@@ -59,7 +59,7 @@ SIZES = ('reduced_depth', 'tiny', 'full')
 ROWS = (1, 2)
 STEPS = 10
 _MANIFEST, _KEPT, _REFERENCE = 'manifest.json', 'kept.npz', 'reference.npz'
-# Of ONNX's numbers for types, those of drawn weights; numpy has no bfloat16.
+# ONNX's numbers for the types of drawn weights; numpy has no bfloat16.
 _FLOAT32, _FLOAT16, _BFLOAT16 = 1, 10, 16
 _STORED: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     _FLOAT32: lambda values: values.astype(np.float32),
@@ -175,7 +175,7 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
             write_onnx(bundle, _spec(dims), 'float32')
             _draw_all(bundle, seed)
         else:
-            # For the engine, which takes a bundle.
+            # The engine takes a bundle.
             (bundle / ONNX_FOLDER).symlink_to((folder / ONNX_FOLDER).resolve())
     table = read_time_table('pi05', dims, weights)(flow_times(STEPS))
     np.savez(folder / _REFERENCE, **_reference(bundle, dims, compared, table, seed))
@@ -387,7 +387,7 @@ def _kept(folder: Path, tensors: Sequence[Weight]) -> dict[str, np.ndarray]:
 
 
 def _is_drawn(tensor: Weight) -> bool:
-    # By its size and not its bytes: the same ones in every precision.
+    # By size, not bytes: the same ones in every precision.
     matrix = tensor.kind in _STORED and len(tensor.dims) == 2
     return matrix and '.weight' in tensor.name and int(np.prod(tensor.dims)) >= _DRAWN_SIZE
 
@@ -628,7 +628,7 @@ def compare_networks(
             found.append(('vision: image_tokens', error))
         outputs = run_network(runtime, networks[prefix], inputs)
         for name, value in past.items():
-            # Entries at padded places mean nothing.
+            # Padded entries mean nothing.
             seen = mask[None, :, None, :, None]
             found.append((f'{prefix}: {name}', _error(outputs[name] * seen, value * seen)))
         outputs = run_network(runtime, networks[expert], step)

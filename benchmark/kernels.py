@@ -70,7 +70,6 @@ from vla_tools.performance.roofline import (
 
 STEPS = 10
 KINDS = ('miss', 'hit')
-# Plain and fused.
 NETWORKS: dict[str, tuple[type[FlowNetwork], type[FlowNetwork]]] = {
     'pi05': (PiNetwork, FusedPi),
     'smolvla': (SmolVla, FusedSmolVla),
@@ -81,7 +80,7 @@ PREDICTED_ON = ('h200', 'agx-orin', 'orin-nx', 'orin-nano', 'thor')
 PACKAGES = ('torch', 'numpy')
 
 
-# Seen as a single operation, as a GPU's own is.
+# Counted as one operation, as on a GPU.
 attend = torch.library.custom_op('kernels::attend', attend_by_lengths, mutates_args=())
 
 
@@ -148,7 +147,7 @@ def kernels_of(policy: Policy) -> dict[str, int]:
     """Kernels of a miss (every view new) and of a hit."""
     random = np.random.default_rng(0)
     found = {}
-    # Twice: buffers that are made once are not counted.
+    # Twice: buffers allocated once are not counted.
     for _ in range(2):
         images = {
             name: random.integers(0, 256, (64, 64, 3), dtype=np.uint8)

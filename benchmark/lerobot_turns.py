@@ -73,14 +73,13 @@ class Ours(NamedTuple):
     triton: str = 'off'
 
 
-# Each name is a column of the result.
 OURS = {
     'cpu': {
         'torch float32': Ours('torch', 'float32'),
         'onnxruntime float32': Ours('onnxruntime', 'float32'),
         'torch bfloat16': Ours('torch', 'bfloat16'),
         'onnxruntime int8': Ours('onnxruntime', 'int8'),
-        # Of a bundle whose receipt covers bfloat16.
+        # The receipt covers bfloat16.
         'auto': Ours('auto', 'auto'),
     },
     # Without `auto`: of a bundle without ONNX files it is PyTorch, which has columns of its own.
@@ -211,7 +210,7 @@ def look(family: str, seed: int, spec: BundleSpec) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     high, wide = (side // 32 for side in SIZES[family])
     ends = ('', *(f'_{ago}_steps_ago' for ago in range(1, HISTORY[family])))
-    # Smooth pictures: noise of single pixels is what no network was made for.
+    # Smooth pictures: no network was trained on pixel noise.
     images = {
         f'images.camera{i + 1}{end}': np.kron(
             rng.integers(0, 256, (high, wide, 3), dtype=np.uint8),
@@ -258,7 +257,7 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-# Of the networks at the sizes for a CPU, where no file of the folder has them.
+# Head counts at the CPU's sizes, which no file of the folder has.
 _HEADS: dict[str, dict[str, Any]] = {'mid': {'vision_heads': 6}, 'tiny': {'vision_heads': 6}}
 # Observations that int8 is calibrated on; the rounds have others.
 _CALIBRATION = range(1000, 1020)
@@ -360,7 +359,7 @@ _SMALL = (
     Goal('best', 0.5, _ALL, ('lerobot',)),
 )
 _BFLOAT16 = 'lerobot bfloat16'
-# Not `auto`, which may take float32.
+# Not `auto`, which may choose float32.
 _REDUCED = ('torch bfloat16', 'onnxruntime int8')
 _ON_CUDA = ('torch bfloat16', 'torch bfloat16 triton')
 GOALS: dict[str, dict[str, tuple[Goal, ...]]] = {

@@ -55,7 +55,7 @@ def their_side(module: Any, inputs: Any, device: str) -> Side:
     import torch
 
     views, horizon = len(inputs.pixels), len(inputs.step_inputs.x)
-    # It copies whatever weights it is given into its own; the rest it leaves as allocated.
+    # It copies given weights into its own and leaves the rest as allocated.
     prompt = torch.randn(PROMPT_TOKENS, 2048, dtype=torch.bfloat16, device=device)
     engine = module.Pi05Inference(
         checkpoint={'language_embeds': prompt},

@@ -231,7 +231,7 @@ def variants(inputs: ChunkInputs) -> dict[str, ChunkInputs]:
         name: replace(inputs, step_inputs=replace(steps, **change))
         for name, change in changes.items()
     }
-    # Of a few tokens: it is encoded at a shorter length.
+    # A short prompt is encoded at a shorter length.
     given = inputs.prefix_inputs
     tokens = given['token_mask'] & (np.arange(given['token_mask'].shape[1]) < SHORT_PROMPT)
     short = replace(inputs, prefix_inputs={**given, 'token_mask': tokens})
@@ -521,7 +521,7 @@ def allocated_bytes(device: str, *, no_engine: bool = False) -> int:
     # other classes (of a traced graph) have no memory.
     kinds = (torch.Tensor, torch.nn.Parameter)
     tensors = [o for o in gc.get_objects() if type(o) in kinds and not o.is_meta]
-    # Those in oneDNN's layout have no storage to ask.
+    # Tensors in oneDNN's layout have no storage.
     packed = [t.numel() * t.element_size() for t in tensors if t.is_mkldnn]
     storages = [t.untyped_storage() for t in tensors if not t.is_mkldnn]
     return sum({one.data_ptr(): one.nbytes() for one in storages}.values()) + sum(packed)
@@ -636,7 +636,7 @@ def products(device: str, size: str) -> Finding:
     return Finding(passed, note, figures)
 
 
-# What is worth most comes first: it has the time of all.
+# The most important come first, as time may run out.
 CHECKS: dict[str, Callable[[str, str], Finding]] = {
     'correctness': correctness,
     'families': families,
@@ -646,6 +646,6 @@ CHECKS: dict[str, Callable[[str, str], Finding]] = {
     'products': products,
     'overlap': overlap,
     'memory': memory,
-    # Last: a kernel that writes where it may not ends all that comes after it in this process.
+    # Last: an out-of-bounds write of a kernel breaks the process.
     'triton': triton,
 }

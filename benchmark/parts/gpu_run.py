@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 PACKAGES = ['torch', 'triton', 'numpy', 'pyyaml', 'safetensors']
-# A library that swallowed the first interruption meets the next.
+# Repeat: a library may swallow the first interruption.
 _AGAIN_S = 5.0
 
 

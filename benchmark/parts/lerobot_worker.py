@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 TASK = 'put the cup on the shelf'
-# As the published ones: lerobot/smolvla_base reads three cameras, ALOHA's ACT and PushT's
+# As published: lerobot/smolvla_base reads three cameras, ALOHA's ACT and PushT's
 # Diffusion Policy one.
 CAMERAS = {'act': 1, 'smolvla': 3, 'pi05': 3, 'diffusion': 1}
 JOINTS = {'act': 14, 'smolvla': 6, 'pi05': 7, 'diffusion': 2}

@@ -84,7 +84,7 @@ def random_network(
     if precision not in PRECISIONS:
         raise ValueError(f"precision '{precision}' is none of {', '.join(PRECISIONS)}")
     if torch.device(device).type == 'cuda':
-        # As the product's loading does.
+        # As when a policy is loaded.
         compute_in_full_precision()
     with torch.device('meta'):
         network = build_network(family, dims)

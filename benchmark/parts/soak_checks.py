@@ -16,7 +16,7 @@ from vla_runtime.execution.plausibility import DOUBT_NS
 
 # A joint that moves less from tick to tick stands still, rad or m.
 STILL = 1e-7
-# What a fault does to the ticks shows within this after it.
+# A fault's effect on the ticks shows within this time.
 _SHOWS_NS = 1_000_000_000
 # Shorter than this between two ticks with motion is no stall.
 _SHORTEST_NS = 50_000_000
@@ -24,7 +24,7 @@ _SHORTEST_NS = 50_000_000
 _LATE_TICK_NS = 25_000_000
 # Transport of frame, request, chunk and command, and ticks, on a machine with cores to spare.
 ALLOWANCE_S = 0.15
-# A command so near to the robot is where the robot is, whatever the one before it was, rad or m.
+# A command this near to the measured position counts as reset to it, rad or m.
 SEATED = 0.05
 # A stopped robot stays where it is: `hold_follows`, rad.
 STAYS = 0.05
@@ -46,9 +46,9 @@ _BEFORE_KILL_NS, _AFTER_KILL_NS = 200_000_000, 5_000_000_000
 # Within this a policy notices that the middleware has cut it off.
 _NOTICED_NS = 2_000_000_000
 _LOG_LINE = re.compile(r'\[\w+\] \[(\d+)\.(\d+)\] \[\w+\]: (.*)')
-# Faults after which the executor doubts readings that make sense again.
+# Faults after which the executor waits before it trusts readings again.
 _DOUBTED = ('joint_states_jump', 'glitch', 'bus_repeats', 'reading_stays_wrong')
-# Inferences that count for a stall: within this of it, or else so many nearest ones.
+# Inferences that count for a stall: within this time, else this many nearest.
 _INFERENCES_BESIDE_NS = 1_000_000_000
 _NEAREST = 3
 

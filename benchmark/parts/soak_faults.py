@@ -28,7 +28,7 @@ _MATCH_S = 5.0
 _OUTAGE_S, _RESTS_S = 2.0, 2.5
 # A false reading that is further off than this is plain to see.
 _PLAIN_RAD = 0.2
-# What joins the graph: somebody who looks at images.
+# A participant that subscribes to images.
 _LISTENER = """
 import sys
 import rclpy
@@ -269,7 +269,7 @@ def power_lost(rig: Rig, random: np.random.Generator) -> str:
         rig.robot.guide(_by_hand(rig, random, 0.6 * seconds), 0.6 * seconds)
     time.sleep(max(0.0, end_s - time.monotonic()))
     if guided and seconds <= _OUTAGE_S:
-        # A place that is new after a short outage may be a failed read: the arm has to rest there.
+        # A new position after a short outage may be a failed read: the arm must rest there.
         rig.robot.silent = False
         time.sleep(_RESTS_S)
     rig.robot.power_on()
@@ -286,7 +286,7 @@ def guided_while_stopped(rig: Rig, random: np.random.Generator) -> str:
     rig.robot.powered = False
     seconds = float(random.uniform(0.5, 2.0))
     rig.robot.guide(_by_hand(rig, random, seconds), seconds)
-    # It rests, and its hold is taken along.
+    # It rests, and its hold follows.
     rests = _last(random, 1.5, 3.0)
     rig.robot.powered = True
     time.sleep(1.0)

@@ -257,7 +257,7 @@ _DENOISE_STEPS = 4
 AT_ITS_LIMIT = 'left_elbow'
 # The noise that a chunk is denoised from stays in its rows: this much of a joint's range.
 ROW_NOISE = 0.001
-# How many times the noise a chunk's own motion is.
+# Ratio of a chunk's motion to its noise.
 _GAIN = 100.0
 _LOOKS = 8
 
@@ -267,7 +267,7 @@ def write_robot(target: Path) -> Robot:
     content = yaml.safe_load(_ALOHA.read_text(encoding='utf-8'))
     names = [joint['name'] for joint in content['joints']]
     for joint in content['joints']:
-        # What is commanded is compared with the limits, in their units.
+        # Commands are compared with the limits in the same units.
         joint.pop('command', None)
     content['name'] = 'soak'
     content['outputs'] = [
@@ -324,7 +324,7 @@ def _weights(seed: int) -> dict[str, np.ndarray]:
 
 def write_policy(folder: Path, robot: Robot, step_time_s: float, seed: int) -> Path:
     """Write the bundle, whose mean action is `home`, to a new folder."""
-    # Threads that spin lose tenfold on a busy machine.
+    # Spinning threads are ten times slower on a busy machine.
     torch.set_num_threads(1)
     spec, weights = _spec(robot, step_time_s), _weights(seed)
     centre, half = home(robot), _half_range(robot)
@@ -365,10 +365,10 @@ def _mean_action(bundle: Path, centre: np.ndarray, half: np.ndarray, seed: int) 
 
 
 _SCRIPTS = Path(__file__).parent
-# Two periods of the executor's status: what it says then is of after the question.
+# Two status periods: the status then is newer than the question.
 _STATUS_S = 0.45
 _START_S = 30.0
-# Memory is compared from here on: caches are filled, and the first chunks have come.
+# Memory is compared from here on, with filled caches and first chunks.
 _WARM_S = 20.0
 # What the soak changes in the shipped parameters. The latch needs a person after 20 clamped chunks,
 # and one joint's actions are beyond its limit all the time.

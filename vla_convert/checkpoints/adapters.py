@@ -28,7 +28,7 @@ ADAPTER_CONFIG, ADAPTER_TENSORS = 'adapter_config.json', ADAPTER_FILE
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_TENSORS)
 _PREFIX = 'base_model.model.'
 _DOWN, _UP = '.lora_A.weight', '.lora_B.weight'
-# Numbers that are looked at together.
+# Numbers checked at once.
 _BLOCK = 1 << 22
 # Kinds that this merge does not reproduce.
 _FIXED: Mapping[str, object] = {
@@ -37,7 +37,7 @@ _FIXED: Mapping[str, object] = {
     'fan_in_fan_out': False,
     'lora_bias': False,
 }
-# Further ways of PEFT, off where they are empty.
+# PEFT's further options, off where empty.
 _OFF = (
     'use_qalora',
     'use_bdlora',
@@ -48,7 +48,7 @@ _OFF = (
     'target_parameters',
     'trainable_token_indices',
 )
-# Ways to begin that change the weights below the adapter too.
+# Initialisations that also change the base weights.
 _INITS_OF_BASE = ('pissa', 'olora', 'loftq', 'corda', 'eva')
 
 
@@ -156,7 +156,7 @@ def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, Stor
                 'merge; merge it with PEFT (merge_and_unload) and save the policy'
             )
         else:
-            # Trained as a whole beside the adapters.
+            # Trained in full beside the adapters.
             tensors |= cut(stored, _ours(name, stored, names, tensors))
     return tensors
 

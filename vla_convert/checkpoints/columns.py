@@ -190,7 +190,7 @@ def _measure_pose(
     ):
         refused: dict[Unit, list[str]] = {}
         for name in names:
-            # A name that is no dimension is noted already.
+            # Unknown names are noted already.
             unit = units.get(name, '1')
             by_itself = {name, f'{group}:{name}'} & {text.rpartition('=')[0] for text in given}
             if unit not in ('1', *right) and (by_itself or unit not in of_others):
@@ -321,7 +321,7 @@ def _deltas(
         return facts.deltas
     known = _known('--delta', given, names, missing)
     by_folder = facts.deltas if facts.deltas is not None else (None,) * len(names)
-    # One that only the user names is relative to the state of the same index.
+    # A delta that only the user names is relative to the state of the same index.
     chosen = tuple(
         (index if anchor is None else anchor) if name in known else None
         for index, (name, anchor) in enumerate(zip(names, by_folder, strict=True))
@@ -394,7 +394,7 @@ def ask_about_units(
             if colon and group in ('state', 'action') and not one.startswith(group):
                 continue
             sure |= {(one, name if colon else target), (one, target)}
-    # Numbers that are too large are a note: a continuous joint or a motor may turn far.
+    # Too large numbers are only noted: a continuous joint or a motor may turn far.
     for doubt in (one for one in unit_doubts(spec, statistics, sure) if one.is_small):
         by_name = ','.join(f'{name}={doubt.unit}' for name in doubt.names)
         missing.ask(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-# Of a camera's images among the features.
+# Prefix of a camera's images among the features.
 CAMERA_FEATURE = 'observation.images.'
 
 
@@ -61,7 +61,7 @@ def _indexed(written: Mapping[str, object]) -> list[str] | None:
             ordered[int(key)] = value
         else:
             return None
-    # Gaps are those of something else, such as the first and last index of a group.
+    # With gaps it is something else, such as the first and last index of a group.
     if sorted(ordered) != list(range(len(written))):
         return []
     return [ordered[index] for index in range(len(written))]

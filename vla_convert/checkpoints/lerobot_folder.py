@@ -64,9 +64,9 @@ _PREPROCESSORS = (
     'device_processor',
 )
 _POSTPROCESSORS = ('unnormalizer_processor', 'absolute_actions_processor', 'device_processor')
-# Of every config.json of LeRobot's since 2025.
+# In every config.json of LeRobot since 2025.
 _FEATURES = 'input_features'
-# Of config.json since 0.5.1.
+# In config.json since 0.5.1.
 _LATER_KEY = 'use_relative_actions'
 _LATER: LeRobotRelease = '0.5'
 # -1 on a scale of 0 to 1, stretched as the image is.
@@ -77,7 +77,7 @@ _RELEASE = Question(
     f'{_LATER_KEY} into config.json). They differ in what the network sees: 0.4 pads the state '
     'before it goes into the prompt, and images with another black',
 )
-# Values that every family is written for: a folder that says otherwise is refused.
+# Values required of every family.
 _FIXED: Mapping[str, object] = {'n_obs_steps': 1}
 
 

@@ -24,7 +24,6 @@ from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.files.quotes import join_truncated
 
 ACTION_HEAD, STATE_PROJECTION = 'action_head', 'proprio_projector'
-# Rows of a reader's table of names.
 HEAD_NAMES = (
     *rows_under(rf'{STATE_PROJECTION}\.', 'state_projection.', ((r'(?P<n>fc[12])', r'\g<n>'),)),
     *rows_under(

@@ -24,7 +24,7 @@ LeRobotRelease = Literal['0.4', '0.5']
 
 
 _INFO = Path('meta/info.json')
-# Units as people write them out.
+# Units in words.
 _SHORT = {
     'radian': 'rad',
     'degree': 'deg',

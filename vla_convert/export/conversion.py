@@ -125,12 +125,11 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         source = Source(checkpoint, tensors, facts, options, missing)
         tensors = reader.select(source)
         make_dims = reader.sizes(source._replace(tensors=tensors))
-        # Sizes that are not known yet may use them once they are.
         if make_dims is not None:
             missing.refuse_unused(options.reader_options)
         settled = _settle(reader, facts, make_dims, options, missing)
         dims = settled.dims
-    # Imports PyTorch, in seconds: nothing above takes it.
+    # Imports PyTorch, in seconds: nothing above needs it.
     from vla_runtime.families.flow_network import weight_shapes
 
     try:

@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        # A NaN is not below any bound.
+        # NaN fails.
         return bool(self.max_error <= self.bound)
 
 

@@ -306,7 +306,7 @@ _FIXED = {
     'use_proprioceptive_memory': False,
     'min_period': 0.004,
     'max_period': 4.0,
-    # Of LeRobot's earlier releases.
+    # From earlier LeRobot releases.
     'adapt_to_pi_aloha': False,
     'use_delta_joint_actions_aloha': False,
 }

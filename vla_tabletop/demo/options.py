@@ -96,7 +96,7 @@ def check_options(options: DemoOptions) -> None:
         check_backend(options.backend, options.device)
     bundle = read_bundle(options.bundle, verify=False)
     if options.backend == AUTO:
-        # Says so where nothing here may run it; the node chooses.
+        # Raises where nothing here can run it; the node chooses.
         candidates(bundle, AUTO, options.device, AUTO)
     spec = bundle.spec
     robot = options.load_robot()

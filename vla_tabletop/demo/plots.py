@@ -16,7 +16,7 @@ from vla_tabletop.demo.telemetry import Attempt, Series, Telemetry
 _MEASURED, _COMMANDED, _SEAM, _LATE = '#1f6f8b', '#d1495b', '#b8b8b8', '#e09f3e'
 _OUTCOME = {'success': '#4f9d69', '': '#9a9a9a'}
 _FAILED = '#d1495b'
-# Beside the axes' top right corner, outside.
+# Outside the axes' top right corner.
 _ABOVE: dict[str, Any] = {'loc': 'lower right', 'bbox_to_anchor': (1.0, 1.0), 'frameon': False}
 _RESET: dict[str, Any] = {'color': '#1d1d1f', 'linewidth': 0.9, 'linestyle': (0, (1, 2))}
 # Points a curve keeps, about: more would not be seen.
@@ -26,9 +26,9 @@ _POINTS = 1500
 _GAP_FACTOR = 5.0
 _LEAST_GAP_S = 0.08
 _AROUND = 11
-# A curve of so few samples shows each of them.
+# Curves this short show every sample.
 _FEW = 200
-# A joint follows the newest command; none that is older than this.
+# A joint follows the newest command, up to this age.
 _FOLLOWED_NS = 200_000_000
 
 
@@ -45,7 +45,7 @@ class Sheet:
 
 
 WIDE = Sheet(12.0, 7)
-# A telephone held upright.
+# Phones in portrait.
 NARROW = Sheet(4.8, 3)
 
 
@@ -113,7 +113,7 @@ def tracking_error(telemetry: Telemetry, joint: str) -> tuple[np.ndarray, np.nda
     newest = np.searchsorted(told_ns, times_ns, side='right') - 1
     follows = (newest >= 0) & (times_ns - told_ns[newest] < _FOLLOWED_NS)
     for begin_ns, end_ns in telemetry.resets:
-        # A command from before it was for the arm where it was then.
+        # Earlier commands were for the arm's old position.
         follows &= (times_ns < begin_ns) | (told_ns[newest] > end_ns)
     errors = positions[follows, 0] - commands[newest[follows], 0]
     return times_ns[follows], errors.astype(float)
@@ -262,7 +262,7 @@ def _usual(steps: np.ndarray) -> np.ndarray:
     count = len(steps)
     if count == 0:
         return steps
-    # Mirrored at the ends, where one side has too few.
+    # Mirrored at the ends.
     padded = np.pad(steps, _AROUND, mode='reflect')
     medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, _AROUND), axis=1)
     return np.maximum(medians[:count], medians[-count:])

@@ -46,7 +46,7 @@ MEANINGS: dict[ChunkRefusal, str] = {
     ChunkRefusal.INTERNAL_ERROR: 'a fault in the executor; its log has more',
 }
 
-# What comes of the last request before a stop, or of the first frames after a start.
+# Expected around a stop or a start.
 _AT_A_START = frozenset(
     {
         ChunkRefusal.NOT_RUNNING,

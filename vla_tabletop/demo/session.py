@@ -139,7 +139,7 @@ _NODES = ('vla_policy', 'vla_executor', 'tabletop')
 _START_TIMEOUT_S = 15.0
 # What a verdict may take beyond the task's own time limit.
 _VERDICT_SLACK_S = 4.0
-# Whoever pressed Ctrl-C waits for this at most; an executor that does not answer by then is ended.
+# Longest wait after Ctrl-C; an executor without an answer by then is killed.
 _STOP_TIMEOUT_S = 10.0
 
 
@@ -174,7 +174,7 @@ def run_session(
     try:
         _Session(options, robot, result, interrupt, say).run()
     except Interrupted:
-        # That is no failure, and `interrupt` has how.
+        # No failure; `interrupt` knows the signal.
         pass
     except (ChildDiedError, OperatorError) as error:
         result.failure = str(error)
@@ -198,7 +198,7 @@ class _Session:
         self._assignments = assignments(options.seed)
         self._supervisor = Supervisor(options.out / 'log', self._note_unwritten)
         self._begun_s: float | None = None
-        # When to give up waiting for the robot's hold; before the end there is no such time.
+        # Deadline of the robot's hold; None before the end.
         self._give_up_s: float | None = None
 
     def run(self) -> None:
@@ -262,7 +262,7 @@ class _Session:
         try:
             operator.configure('vla_policy', 'vla_executor')
         except TransitionError as error:
-            # Ended, so that its last words are all there.
+            # Ended, so that its output is complete.
             child = self._supervisor.end(error.node.removeprefix('vla_'))
             raise OperatorError(f'{error}; {child.last_output()}') from error
 
@@ -272,7 +272,7 @@ class _Session:
         if self._begun_s is not None:
             self._result.seconds = time.monotonic() - self._begun_s
         operator.instruct('')
-        # Of a dead executor there is nothing to stop, and one that hangs is ended like a dead one.
+        # Nothing to stop if the executor is dead; one that hangs is killed.
         with suppress(OperatorError, ChildDiedError):
             self._stop_motion(operator)
 
@@ -355,7 +355,7 @@ class _Session:
 
         operator.wait_for(over, 'a verdict', limit_s + _VERDICT_SLACK_S)
         if not attempt.outcome and limit_s <= left_s:
-            # It had all its time: a robot that hangs has not done its task.
+            # Its time is up: a robot that hangs has failed.
             attempt.outcome, attempt.end_ns = NO_VERDICT, time.time_ns()
 
     def _start_motion(self, operator: Operator) -> None:
@@ -376,7 +376,7 @@ class _Session:
 
     def _check(self) -> None:
         if self._give_up_s is not None:
-            # In the end only who is stopped must still be there.
+            # At the end only the executor must be alive.
             self._supervisor.check('executor')
             if time.monotonic() > self._give_up_s:
                 raise OperatorError(f'no hold within {_STOP_TIMEOUT_S:g} s')

@@ -110,7 +110,7 @@ class TelemetryListener:
                 self._telemetry.tick_p99_ms.add(now_ns, [float(given['late_p99_ms'])])
             if status.level == DiagnosticStatus.ERROR:
                 self._note_problem(f'executor: {status.message}')
-        # Last: who waits for it finds the counters there.
+        # Last: whoever waits for it finds the counters.
         self._telemetry.executor_reports += is_executor
 
     def _note_problem(self, text: str) -> None:

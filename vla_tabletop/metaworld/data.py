@@ -61,7 +61,7 @@ _NOISE_MEMORY = 0.8
 _ATTEMPTS = 5
 _WIDE_START_SHARE = 0.5
 _WIDE_START_TICKS = (4, 14)
-# Once, somewhere within the first steps, at full speed in some direction.
+# One shove within the first steps, at full speed in a random direction.
 _SHOVE_SHARE = 0.5
 _SHOVE_BEGINS = (4, 40)
 _SHOVE_STEPS = (3, 8)
@@ -121,7 +121,6 @@ def generate(
         check_plan(folder, plan)
         if (folder / PLAN_FILE).exists():
             return
-    # Before the work, not after.
     check_replaceable(folder, force)
     shards = folder.with_name(folder.name + '.shards')
     shards.mkdir(parents=True, exist_ok=True)
@@ -256,7 +255,7 @@ def _record(
     poor = np.random.default_rng(key).uniform() < _POOR_SHARE
     # From 1 on: NumPy takes a key that ends in 0 for the one without it.
     for attempt in range(1, _ATTEMPTS + 1):
-        # Blind first: images are nearly all that an episode costs.
+        # Without images first: they are nearly all of an episode's cost.
         if poor or _run(simulator, expert, task, poor, [*key, attempt], False)['success'][0]:
             break
     return _run(simulator, expert, task, poor, [*key, attempt], True)

@@ -42,7 +42,7 @@ _SCALE_M = 0.1
 # Which of `POINTS` a task's instruction names: of reach the goal, whose object is nothing to it.
 _NAMED = np.array([POINTS.index('goal' if task == 'reach' else 'object') for task in TASKS])
 _HELD_OUT_EVERY = 25
-# Numbers that hardly vary are not blown up.
+# Lower bound of a range, so that constants are not amplified.
 _SMALLEST_RANGE = 0.05
 
 

@@ -23,7 +23,7 @@ STATE_NAMES = ('hand_x', 'hand_y', 'hand_z', 'gripper_opening')
 ACTION_NAMES = ('hand_x_velocity', 'hand_y_velocity', 'hand_z_velocity', 'gripper')
 __all__ = ['CAMERAS', 'Expert', 'Simulator']
 
-# Of an action of 1.
+# Speed of an action of 1.
 FULL_SPEED_M_S = 0.01 / TICK_S
 POINTS = ('object', 'goal')
 _GOAL = slice(36, 39)

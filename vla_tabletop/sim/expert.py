@@ -35,7 +35,7 @@ _PUSH_HEIGHT_M = 0.016
 _LOW_M = 0.04  # a tip below this pushes instead of approaching,
 _BESIDE_LOW_M = 0.028  # this near to the block below this
 _DOWN_M = 0.02  # and goes forward from about here on
-# Behind the block's centre: where the tip may go down to push it.
+# Distance behind the block's centre where the tip may go down.
 _CORRIDOR_M = (0.03, 0.13)
 _CORRIDOR_MARGIN_M = 0.03
 _CORRIDOR_LEAST_M = 0.015
@@ -210,7 +210,7 @@ def _way_to_push(
         if gap > 0.0 and abs(other[0] - block[0]) < _BESIDE_OTHERS_M:
             far = min(far, gap - _BESIDE_OTHERS_M)
     far = max(far, near + _CORRIDOR_LEAST_M)
-    # Heads for well inside of it, and goes down as soon as the tip is over it.
+    # Aims well inside it, and goes down once over it.
     margin = min(_CORRIDOR_MARGIN_M, (far - near) / 2)
     enter = min(max(behind, near + margin), far - margin)
     entry = [block[0], block[1] - sign * enter, _PUSH_HEIGHT_M]

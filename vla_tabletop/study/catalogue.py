@@ -77,9 +77,9 @@ _BARE = replace(BASE, handover='switch', delay_steps=0.0)
 _REPLAN_INTERVALS = (1, 2, 4, 8, 12, 16, 32)
 _BELT = replace(_BARE, variant='moving')
 _BELT_SPEEDS = (1.0, 1.3)
-# All that a policy without language can be asked: the one task that it learned.
+# The one task of a policy without language.
 _ONE_TASK = replace(BASE, families=('colour',), colours=('red',))
-# One that writes tokens was taught less, and has a study of its own.
+# Policies that write tokens learned less and have their own study.
 _COMPARED = tuple(name for name in RECIPE_NAMES if find_family(name).head != 'tokens')
 _WITH_LANGUAGE = tuple(name for name in _COMPARED if find_family(name).has_language)
 _METAWORLD = replace(BASE, world='metaworld', families=TASKS)

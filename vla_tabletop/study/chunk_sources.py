@@ -25,11 +25,11 @@ from vla_tabletop.study.world import World
 class ChunkSource(Protocol):
     """Makes a chunk of an observation."""
 
-    # Whether it looks at images; rendering is what a tick costs most.
+    # Rendering is most of a tick's cost.
     needs_images: bool
     action_names: tuple[str, ...]
     horizon: int
-    # Of the episode so far; zeros for who has no cache.
+    # Of the episode so far; zeros without a cache.
     cache_use: CacheUse
 
     def begin(self, condition: Condition, seed: int) -> None:
@@ -97,7 +97,7 @@ def settings_of(condition: Condition) -> PolicySettings:
 def _cache_policy(condition: Condition) -> CachePolicy:
     if condition.cache == 'bounded':
         change, bins = condition.cache_max_image_change, condition.cache_max_state_bins
-        # As old as may be, and more than can change: what is not given is not to limit it.
+        # Missing limits are set beyond any real value.
         return CachePolicy(
             mode='bounded',
             max_age_s=10.0,

@@ -31,7 +31,7 @@ _BACKEND_OF: dict[str, Backend] = dict.fromkeys(('int8', 'fp8', 'nvfp4'), 'onnxr
 Cache = Literal['off', 'exact', 'bounded', 'image_blind']
 
 TOUCH: tuple[Family, ...] = ('colour', 'position')
-# What a robot is given that changes nothing.
+# The executor's defaults.
 _EXECUTOR = ExecutorParameters()
 
 

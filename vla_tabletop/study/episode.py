@@ -238,7 +238,7 @@ class _Loop:
 
     def result(self, seed: int, family: str, outcome: Outcome, meant: int) -> EpisodeResult:
         executor, counters = self._executor, self._executor.counters
-        # The first is where the robot sets out.
+        # The first is the start.
         seams = list(executor.seams)[1:]
         compared = [seam for seam in seams if not seam.from_hold]
         status = executor.status()

@@ -68,7 +68,7 @@ def coefficient_texts(actions: np.ndarray) -> Iterable[str]:
     codes = np.clip(np.rint(coefficients) - ACTION_SCALE.min_token, 0, _MOST_CODE).astype(int)
     for chunk in codes.reshape(len(codes), -1):
         written = np.flatnonzero(chunk != -ACTION_SCALE.min_token)
-        # One is written in any case: an answer without an action is refused.
+        # At least one coefficient: an answer without an action is refused.
         yield ''.join(map(chr, chunk[: 1 + max(written, default=0)]))
 
 

@@ -47,7 +47,7 @@ _WARM_UP_STEPS = 100
 # Denoise steps of a check with a scheduler.
 _CHECK_STEPS = 10
 
-# Of a checkpoint.
+# Fields of a checkpoint.
 _FIELDS = {
     'plan': dict,
     'stage': int,
@@ -263,7 +263,7 @@ class Training:
 
     @torch.no_grad()
     def _update_average(self) -> None:
-        # A young average follows closely, or it would remember the stage's start.
+        # The average follows closely at first, or it would remember the stage's start.
         memory = min(self.plan.average, (1 + self._step) / (10 + self._step))
         pairs = zip(self.average.parameters(), self.learner.network.parameters(), strict=True)
         for mean, value in pairs:

@@ -40,7 +40,7 @@ class TrainingWorld:
     def fit(self, dims: Any) -> Any:
         """Return a recipe's dimensions with this world's cameras, state and actions."""
         own = {'cameras': len(self.cameras), 'action_dim': len(self.actions)}
-        # Of pi0.5 it is 0: its state is in the prompt.
+        # pi0.5 has 0: its state is in the prompt.
         if getattr(dims, 'state_dim', 0):
             own['state_dim'] = len(self.state)
         return replace(dims, **own)

@@ -23,7 +23,6 @@ def compare_engines(
 
     from vla_convert.export.tensorrt.verification import compared_files, receipt_dict, verify_built
 
-    # disable=None: silent where the output is not a terminal.
     with tqdm(desc='verify', unit='case', leave=False, disable=None) as bar:
         receipt = verify_built(bundle, metadata, device=device, advance=bar.update)
     files = compared_files(folder, metadata.engines, bundle.spec.files)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vla_tools.replay.rerun import ReplayedInference
     from vla_tools.replay.setup import Changes
 
-# Its number is one too high for those of its episode that come after it.
+# Later inferences of its episode then have another number.
 _UNANSWERED = 'the node gave no chunk for an inference of its episode before it'
 
 

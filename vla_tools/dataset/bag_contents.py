@@ -34,7 +34,7 @@ from vla_tools.dataset.layout import DatasetError
 
 # --- Time series of measured or commanded numbers
 
-# Age of what is not there yet.
+# Age before the first row.
 NEVER_NS = np.iinfo(np.int64).max
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -50,7 +50,7 @@ class JointSeries:
     def add(self, time_ns: int, row: list[float]) -> None:
         """Add a row; one that is not newer than the last, or not finite, is left out."""
         newer = not self.times_ns or time_ns > self.times_ns[-1]
-        # Neither NaN nor infinity, nor what float32 cannot hold.
+        # No NaN, infinity or float32 overflow.
         if newer and len(row) == len(self.names) and all(abs(value) < _LARGEST for value in row):
             self.times_ns.append(time_ns)
             self.rows.append(row)
@@ -126,7 +126,6 @@ def read_contents(reader: BagReader, robot: Robot, namespace: str | None = None)
     `namespace`: of the robot in the bag; None: the only one.
     """
     collector = _EpisodeCollector(reader, robot, namespace)
-    # disable=None: silent where the output is not a terminal.
     for raw in tqdm(
         reader.messages(collector.wants), f'read {reader.path.name}', disable=None, leave=False
     ):

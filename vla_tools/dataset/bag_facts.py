@@ -145,7 +145,6 @@ def read_facts(reader: BagReader, robot: Robot | None, namespace: str | None) ->
         is_said = topic not in said and any(is_topic(topic, name) for name in INSTRUCTIONS)
         return kind == STRING and (is_said or is_description(topic))
 
-    # disable=None: silent where the output is not a terminal.
     for raw in tqdm(
         reader.messages(wanted), f'look at {reader.path.name}', disable=None, leave=False
     ):

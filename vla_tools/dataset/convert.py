@@ -27,7 +27,7 @@ from vla_tools.dataset.layout import (
 )
 from vla_tools.dataset.writer import DatasetWriter, dataset_folder
 
-# Shows progress over frames, of which there are so many; gives them on.
+# Yields the frames with progress, given their number.
 Progress = Callable[[Iterable[DatasetFrame], int], Iterable[DatasetFrame]]
 _WHOLE_RATE = 0.01
 

@@ -54,7 +54,7 @@ def plan_episodes(contents: BagContents, grid: Grid) -> tuple[list[PlannedEpisod
     for begin_ns, end_ns, task, success in _spans(contents, grid.task):
         runs = list(_runs(contents, grid, begin_ns, end_ns))
         for number, run in enumerate(runs):
-            # Whatever was judged is what came last.
+            # The verdict is on the last run.
             verdict = success if number == len(runs) - 1 else None
             if len(run) / grid.fps < grid.shortest_s or len(run) < 2:
                 short += 1
@@ -132,7 +132,7 @@ def _episode(
 ) -> PlannedEpisode:
     state = _columns(contents.states, times)
     if grid.measured_actions:
-        # What the robot did next; the last frame has no next one.
+        # The next measured positions; the last frame has none.
         times, action, state = times[:-1], state[1:], state[:-1]
     else:
         action = _columns(contents.actions, times)

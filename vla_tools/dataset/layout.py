@@ -57,7 +57,7 @@ INFO, STATISTICS, TASKS = 'meta/info.json', 'meta/stats.json', 'meta/tasks.parqu
 EPISODES = 'meta/episodes/chunk-000/file-000.parquet'
 DATA = 'data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet'
 STATE, ACTION, SUCCESS = 'observation.state', 'action', 'next.success'
-# Of every frame: its column's type.
+# Index columns and their types.
 INDICES = {
     'timestamp': 'float32',
     'frame_index': 'int64',

@@ -65,7 +65,7 @@ def _frames(
     packets = container.demux(stream)
     keys = sorted(one.pts for one in packets if one.is_keyframe and one.pts is not None)
     decoded: Iterator[VideoFrame] = iter(())
-    # The last two that were decoded.
+    # The last two decoded frames.
     before: VideoFrame | None = None
     ahead: VideoFrame | None = None
     for time_s in times_s:
@@ -141,7 +141,6 @@ def read_observations(
     videos = [key for key in cameras.values() if key not in images]
     columns = [state, 'task_index', *images, *(_OF_VIDEOS if videos else ())]
     frames: list[tuple[Path, dict[str, Any]]] = []
-    # disable=None: silent where the output is not a terminal.
     with tqdm(total=len(drawn) * len(cameras), desc='read', unit='image', disable=None) as bar:
         for number, file in enumerate(data.tables):
             mine = drawn[(drawn >= rows[number]) & (drawn < rows[number + 1])] - rows[number]

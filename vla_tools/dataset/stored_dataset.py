@@ -155,7 +155,6 @@ def named(file: Path) -> Iterator[None]:
     except DatasetError:
         raise
     except UnreadableFileError as error:
-        # The reason says what to do.
         raise DatasetError(f'{file}: {error}') from None
     except FileNotFoundError:
         raise DatasetError(f'{file}: is missing; {ANEW}') from None

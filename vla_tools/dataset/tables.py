@@ -152,7 +152,7 @@ def episode_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
             named |= {f'stats/{feature}/{name}': value for name, value in found.items()}
         flat.append(named)
     columns = {name: pa.array([row[name] for row in flat]) for name in flat[0]}
-    # Of nothing but None it has no type by itself.
+    # All None would have no type.
     columns['success'] = columns['success'].cast(pa.bool_())
     return pa.table(columns)
 

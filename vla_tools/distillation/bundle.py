@@ -44,7 +44,7 @@ def write_student(
             weights = {}
             for name in file.keys():  # noqa: SIM118 - it is no mapping
                 before = file.get_tensor(name)
-                # What was not distilled keeps its bytes.
+                # Other tensors keep their bytes.
                 learned = name in changed
                 weights[name] = state[name].to('cpu', before.dtype) if learned else before
         (folder / WEIGHTS_FILE).write_bytes(save({n: t.contiguous() for n, t in weights.items()}))

@@ -83,7 +83,7 @@ def _damaged(path: Path, field: str, what: object) -> ValueError:
 _CHECKPOINT_EVERY = 100
 _WARM_UP = 20
 _HELD_OUT = 32
-# Of a checkpoint.
+# Fields of a checkpoint.
 _FIELDS = {
     'settings': dict,
     'step': int,
@@ -274,7 +274,7 @@ class Distillation:
 
     @torch.no_grad()
     def _average(self) -> None:
-        # A young average follows closely, or it would remember the teacher.
+        # The average follows closely at first, or it would remember the teacher.
         memory = min(self.settings.average, (1 + self._step) / (10 + self._step))
         for mean, value in zip(self.student.parameters(), self.network.parameters(), strict=True):
             if value.grad is not None:

@@ -34,7 +34,7 @@ Axis = Literal['views', 'tokens', 'horizon', 'steps', 'rows']
 AXES: tuple[Axis, ...] = get_args(Axis)
 KINDS = ('miss', 'hit')
 
-# Of the bundle's own number, on paper.
+# Factors on the bundle's own number, on paper.
 _FACTORS = (0.25, 0.5, 1, 2, 4)
 _STEPS = (1, 2, 5, 10, 20)
 _PRECISION = 'bfloat16'
@@ -132,7 +132,7 @@ def _runnable(
     policy: Policy, setups: Mapping[Axis, Mapping[int, Setup]], base: Setup
 ) -> tuple[list[Setup], list[str]]:
     """Return the setups that a policy can run, `base` first, and notes on the others."""
-    # First: it makes every view's tokens.
+    # First: it computes every view's tokens.
     runnable, notes = [base], []
     for setup in {setup for values in setups.values() for setup in values.values()} - {base}:
         try:

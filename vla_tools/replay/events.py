@@ -48,7 +48,7 @@ def read_events(reader: BagReader, policy_node: str) -> Events:
                     values = values_of(status)
                     held = values['kind'] == 'hold'
                     reports.append((raw.time_ns, held, values.get('reason', ''), status.message))
-            # A damaged message costs its own event.
+            # A damaged message loses only its event.
             except (KeyError, ValueError):
                 continue
     handovers.sort(key=lambda report: report.time_ns)

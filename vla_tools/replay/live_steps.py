@@ -37,7 +37,7 @@ _JOINTS = 'sensor_msgs/msg/JointState'
 # The least `max_observation_age_s` of the policy node.
 _AGE_LIMIT_S = 0.01
 _AGE_LIMIT_NS = round(_AGE_LIMIT_S * 1e9)
-# At least so far are the stamps of two steps apart.
+# Least distance of two steps' stamps.
 _APART_NS = 2_000
 
 
@@ -66,7 +66,7 @@ def live_steps(
     stepper = _Stepper(settings, ages_ns, state_ages_ns)
     before: RecordedInference | None = None
     playable = False
-    # Frames for those that were lost; of the recording's first inference until another one comes.
+    # Frames in place of lost ones; of the first inference at first.
     frames = _first_frames(run)
     for found in with_frames(run):
         recorded = found.recorded

@@ -28,7 +28,7 @@ from vla_tools.replay.motion import RecordedMotion
 # Messages of a bag lie within this of the order of their stamps; a recorder of used frames writes
 # them when their chunk is there.
 _WINDOW_NS = 3_000_000_000
-# As the policy node's defaults.
+# The policy node's defaults.
 LIMITS = SyncLimits(tolerance_ns=50_000_000, max_age_ns=500_000_000)
 
 

@@ -26,7 +26,7 @@ from vla_tools.replay.recorded import ReplayError
 from vla_tools.replay.setup import Changes
 
 _STEPS_SHOWN = 10
-# Shows progress over predictions; gives them on.
+# Yields the predictions with progress.
 Progress = Callable[[Iterable[Prediction]], Iterable[Prediction]]
 
 

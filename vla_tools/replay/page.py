@@ -40,7 +40,7 @@ class ReplayPage:
     def __init__(self, inferences: int) -> None:
         self._every = -(-inferences // _MOST_WITH_IMAGES) or 1
         self._entries: list[dict[str, Any]] = []
-        # Of both chunks: another bundle may have others, or others in front.
+        # Joints of both chunks, which may differ between bundles.
         self._joints: dict[str, None] = {}
 
     def add(self, found: ReplayedInference | SkippedInference) -> None:
@@ -124,7 +124,7 @@ def _page(summary: ReplaySummary, data: dict[str, Any]) -> str:
         Path(__file__).with_name('page.html.j2'),
         title=f'Replay of {Path(summary.recording).name}',
         lines=summary.lines(),
-        # A text in it must not end the script.
+        # Texts must not end the script.
         data=json.dumps(data, allow_nan=False).replace('<', '\\u003c'),
     )
 

@@ -277,7 +277,7 @@ def bundle_with_onnx(
             attention=attention,
         )
     except BundleError:
-        # Another process may have finished the same copy first.
+        # Another process may have written the same copy first.
         if not _is_whole(copy):
             raise
     return copy

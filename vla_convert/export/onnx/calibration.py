@@ -106,7 +106,6 @@ def _with_rows(case: Case, rows: int) -> Case:
         prefix_inputs=of(case.prefix_inputs),
         head_inputs=of(case.head_inputs),
         row_weight=row_weights(beta),
-        # Each case gets its own.
         past={},
         reference={},
     )

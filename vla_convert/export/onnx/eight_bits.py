@@ -198,7 +198,7 @@ class EightBits(QuantisedProducts):
     ) -> None:
         super().__init__(ranges, beside, precision)
         self._kind = KINDS[precision]
-        # Of each matrix, once for all graphs.
+        # By matrix, once for all graphs.
         self._columns: dict[str, Tensor] = {}
 
     def _rounded(self, graph: GraphWriter, x: Value, largest: float) -> Value:

@@ -261,7 +261,7 @@ class FourBits(QuantisedProducts):
     def __init__(self, ranges: Mapping[str, Range], beside: Precision) -> None:
         super().__init__(ranges, beside, 'nvfp4')
         self._eight_bits = EightBits(ranges, beside, 'fp8')
-        # Of each matrix, once for all graphs.
+        # By matrix, once for all graphs.
         self._units: dict[str, Tensor] = {}
 
     def takes(self, matrix: Matrix) -> bool:
@@ -343,7 +343,7 @@ def _scales(matrix: Tensor, whole: Tensor) -> Tensor:
 def _packed(matrix: Tensor, whole: Tensor) -> Tensor:
     """Return a matrix's numbers in units of its blocks' scales, two a byte, (in, out / 2)."""
     steps = _scales(matrix, whole).to(torch.float32) * whole
-    # What is rounded to no scale at all is 0 whatever its numbers are.
+    # With scale 0 all codes are 0.
     units = _blocks(matrix) / torch.where(steps > 0, steps, torch.inf)[:, None]
     codes = four_bit_codes(units).reshape(len(matrix), -1, 2)
     return (codes[..., 0] | codes[..., 1] << 4).view(NUMBERS)

@@ -55,7 +55,7 @@ class GraphWriter:
         self.weights = weights
         self.opset = opset
         self.fused = fused
-        # Prefixed to the names of all nodes and intermediate tensors.
+        # Prefix of all node and intermediate names.
         self.scope = ''
         # Numbers of every constant, by its name in the graph.
         self.values: dict[str, Tensor] = {}

@@ -116,7 +116,7 @@ def measured_ranges(
     reference.prefixes(list(cases))
     table = reference.chunks(list(cases))
     advance(1)
-    # Made one by one as the graphs are run.
+    # Generated as the graphs run.
     feeds: dict[str, Iterator[Feed]] = {
         name: _vision_feeds(cases, size)
         for size, name in zip(sizes, vision_names(len(sizes)), strict=True)

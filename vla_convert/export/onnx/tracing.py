@@ -58,7 +58,6 @@ def trace(module: nn.Module, *arguments: Any) -> Trace:
     return Trace(graph, tuple(parameters), buffers, recorder.constants)
 
 
-# Attribute of a tensor.
 _NODE = '_node_of_trace'
 
 
@@ -102,7 +101,7 @@ class _Recorder(DispatchMode):
         if id(value) in self._nodes:
             self._nodes[id(value)] = node
         elif isinstance(value, Tensor):
-            # Nothing else may hold it: PyTorch 2.4 would hand a copy of it to `forward`.
+            # Nothing else may refer to it: PyTorch 2.4 would pass a copy to `forward`.
             setattr(value, _NODE, node)
 
     def node_of(self, tensor: Tensor) -> Node:

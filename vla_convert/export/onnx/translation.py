@@ -115,7 +115,7 @@ class _Translation:
 
     def _place_inputs(self, trace: Trace, nodes: list[Node], inputs: Sequence[Value]) -> None:
         given = iter(node for node in nodes if node.op == 'placeholder')
-        # Names first: where they end, zip has taken no node more.
+        # Names first: zip then takes no extra node.
         for name, node in zip(trace.parameters, given, strict=False):
             full_name = self._prefix + name.removeprefix('network.')
             self._known[node] = _Weight(full_name, node.meta['val'])
@@ -232,7 +232,7 @@ class _Translation:
         if isinstance(weights[0], _Weight):
             matrix = self._joined(weights, transposed=True)
             if quantised is not None and quantised.takes(matrix):
-                # Rounded once, and not to half before.
+                # Rounded once, without half in between.
                 single = graph.single(graph.before_cast(x))
                 # One product each where a bias follows, see `quantised_products`.
                 cut = widened and quantised.apart

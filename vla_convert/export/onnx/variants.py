@@ -23,7 +23,6 @@ def comparable(path: Path, *, widen_bfloat16: bool, show_codes: bool = False) ->
     without them; `show_codes`: also output the codes of tokens that ternary matrices multiply.
     """
     model = onnx.load(path, load_external_data=False)
-    # As the engine runs it.
     emulate(model)
     _widen_ports(model.graph)
     if widen_bfloat16:

@@ -213,10 +213,10 @@ class _Verifier:
         self._own: list[dict[str, np.ndarray]] = [{} for _ in self.cases]
         self._errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
         self._chunks: list[ChunkComparison] = []
-        # Of every chunk, (horizon, actions) in the robot's units.
+        # By chunk, (horizon, actions) in the robot's units.
         self._in_units: list[np.ndarray] = []
         self._decoder = answer_decoder(find_family(spec.family), spec.dims, folder, spec.tokenizer)
-        # Tokens that are as PyTorch's, of all.
+        # Tokens equal to PyTorch's, and all.
         self._tokens = [0, 0]
         self._judged = judged_as(precision, find_family(spec.family).rounds_activations)
         self._reference = Reference(spec, BundleWeights(folder / WEIGHTS_FILE))
@@ -426,7 +426,7 @@ class _Verifier:
 
     def _open(self, path: Path, show_codes: bool = True) -> Session:
         options = session_options()
-        # Weights are used where they lie in the file: no packed and no converted second copy.
+        # Weights are used in the file: no packed or converted copy.
         options.add_session_config_entry('session.disable_prepacking', '1')
         options.enable_cpu_mem_arena = False
         skipped = list(SKIPPED_REWRITES.get(self._precision, ()))

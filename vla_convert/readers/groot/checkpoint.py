@@ -169,7 +169,7 @@ class GrootReader(CheckpointReader):
         r'steps\[\d+\]\.config\.(language_key|env_action_dim|model_name|state_dropout_prob)',
         r'steps\[\d+\]\.config\.(libero_gripper_binarize|valid_action_horizon)',
         r'steps\[\d+\]\.config\.video_(horizon|modality_keys)',
-        # NVIDIA's, which writes the processor's settings into config.json too.
+        # NVIDIA also writes the processor's settings into config.json.
         'model_(type|dtype|name|revision)|backbone_(model_type|embedding_dim|trainable_params_fp32)',
         'select_layer|load_bf16|collator_overwrite_image_inputs|eagle_collator',
         'input_embedding_dim|attn_dropout|max_seq_len|noise_(beta_alpha|beta_beta|s)',
