@@ -132,7 +132,7 @@ def run_checks(
 ) -> Iterator[tuple[str, Figures]]:
     """Yield every check's name and finding; one that raises has failed, and the others still run.
 
-    A check without time left of their share fails.
+    A check without time left fails.
     """
     from parts.gpu_checks import CHECKS, Finding
 

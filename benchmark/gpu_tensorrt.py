@@ -377,7 +377,7 @@ def _draw_tensor(out: Any, tensor: Weight, seed: int) -> None:
 
 
 def _kept(folder: Path, tensors: Sequence[Weight]) -> dict[str, np.ndarray]:
-    """The bytes of all tensors that are not drawn, by their place."""
+    """The bytes of all tensors that are not drawn, by their offset."""
     data = np.memmap(folder / ONNX_FOLDER / WEIGHTS_DATA, np.uint8, 'r')
     return {
         str(tensor.offset): np.array(data[tensor.offset : tensor.offset + tensor.length])
@@ -393,7 +393,7 @@ def _is_drawn(tensor: Weight) -> bool:
 
 
 def _external(graphs: Path) -> list[Weight]:
-    """All tensors of weights.data by their place; one that several graphs use is listed once."""
+    """All tensors of weights.data by their offset, each once."""
     import onnx
 
     found = {}
@@ -513,8 +513,8 @@ def _spec(dims: PiDims) -> Any:
 
 
 PACKAGES = ['tensorrt', 'cuda-python', 'cuda-bindings', 'numpy']
-# Largest error as a share of the largest number of the reference. In float16 ONNX Runtime's CPU
-# kernels and TensorRT's add in another order and round in other places. The reference of bfloat16
+# Largest error as a fraction of the reference's largest number. In float16 ONNX Runtime's CPU
+# kernels and TensorRT's add in another order and round differently. The reference of bfloat16
 # is of float32 files, and the bound that of receipts; that of int8 has the same products in 8 bits
 # and float32 where the engines have bfloat16, so its bound is that of bfloat16.
 BOUNDS = {'float32': 1e-3, 'float16': 2e-2, 'bfloat16': 8e-2, 'int8': 8e-2}
@@ -745,7 +745,7 @@ def _check(error: float, bound: float) -> dict[str, Any]:
 
 
 def _error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference as a share of the largest number expected."""
+    """Largest difference as a fraction of the largest number expected."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 

@@ -57,11 +57,11 @@ from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.runner import ChunkRunner
 from vla_runtime.inference.settings import PolicySettings
 
-# Largest difference allowed, as a share of the reference's largest number. float32: sums in another
-# order, ten steps deep. bfloat16: eight bits of mantissa in every product.
+# Largest difference allowed, as a fraction of the reference's largest number. float32: other order
+# of sums, ten steps deep. bfloat16: eight bits of mantissa in every product.
 FLOAT32_BOUND = 1e-4
 BFLOAT16_BOUND = 3e-2
-# Two different inputs must move the chunk by more than this share of its largest number.
+# Two different inputs must move the chunk by more than this fraction of its largest number.
 DISTINCT = 1e-2
 BOUNDS = {'float32': FLOAT32_BOUND, 'bfloat16': BFLOAT16_BOUND}
 
@@ -76,7 +76,7 @@ class Finding:
 
 
 def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
-    """Largest difference as a share of the reference's largest number; infinite for NaN."""
+    """Largest difference as a fraction of the reference's largest number; infinite for NaN."""
     if not np.isfinite(value).all():
         return float('inf')
     return float(np.abs(value - reference).max() / np.abs(reference).max())

@@ -51,7 +51,7 @@ class Target(NamedTuple):
 
 
 def in_turn(kinds: Sequence[str], round_: int) -> list[str]:
-    """All kinds, each in each place equally often: the second of two equal ones took 0.95."""
+    """All kinds, each equally often at each position: the second of two equal ones took 0.95."""
     first = round_ % len(kinds)
     return [*kinds[first:], *kinds[:first]]
 

@@ -180,7 +180,7 @@ class Child:
 
 
 class Services:
-    """Calls services of nodes that may be frozen, dead, or in a dead one's place."""
+    """Calls services of nodes that may be frozen, dead or restarted."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph

@@ -337,7 +337,7 @@ def _camera_notes(config: JsonMapping, features: Features, stored: StoredStatist
 def _raw_notes(
     config: JsonMapping, stored: StoredStatistics, *, normalised_images: bool
 ) -> list[str]:
-    """Return a note on features that training did not normalise, though it was told to."""
+    """Return a note on features that training did not normalise, though configured to."""
     modes = config.mapping('normalization_mapping')
     kinds = {STATE: 'STATE', ENVIRONMENT: 'ENV'}
     raw = [
@@ -367,7 +367,7 @@ def with_earlier_frames(cameras: Sequence[CameraSpec], steps: int) -> tuple[Came
 
 
 def _real_horizon(config: JsonMapping, policy: LeRobotPolicy, most: int) -> int | None:
-    """Return the actions that reach the robot; LeRobot silently gives fewer than it was told."""
+    """Return the actions that reach the robot; LeRobot silently gives fewer than configured."""
     key = policy.action_steps_key
     if key is None:
         return None

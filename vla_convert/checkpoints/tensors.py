@@ -99,7 +99,7 @@ def prefixes(names: Collection[str]) -> list[str]:
     found, parts = [''], first.split('.')
     for count in range(1, len(parts)):
         prefix = '.'.join([*parts[:count], ''])
-        # What the first and the last in order share, all between share.
+        # A prefix of the first and last in order is one of all.
         if not last.startswith(prefix):
             break
         found.append(prefix)

@@ -350,7 +350,7 @@ def _settle(
     cameras = settle_cameras(options.cameras, facts, missing)
     horizon, denoise_steps = _numbers(reader, facts, options, missing)
     missing.raise_if_any()
-    # Every None is noted in `missing`, so nothing is None any more.
+    # Every None is noted in `missing`, which has raised.
     assert columns and cameras and make_dims and (language or not has_language)
     assert rate_hz and horizon and denoise_steps
     return _Settled(

@@ -342,7 +342,7 @@ class BitVlaReader(CheckpointReader):
 
 
 def _with_masters(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Tensors with the master weights in place of what is computed from them."""
+    """Tensors with the master weights instead of those computed from them."""
     shown = dict(tensors)
     for name, stored in tensors.items():
         if isinstance(stored, _Packed):

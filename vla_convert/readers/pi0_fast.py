@@ -88,7 +88,7 @@ class Pi0FastReader(CheckpointReader):
     }
 
     def select(self, source: Source) -> dict[str, StoredTensor]:
-        """Let one of text table and head stand for both, where the folder has one."""
+        """Use one of text table and head for both, where the folder has one."""
         tensors = super().select(source)
         for missing, other in ((TEXT_TABLE, TOKEN_HEAD), (TOKEN_HEAD, TEXT_TABLE)):
             if missing not in tensors and other in tensors:

@@ -352,7 +352,7 @@ def _judge(
         )
     said = {'command': provenance.command, 'seeds': provenance.seeds, 'code': provenance.code}
     for (backend, precision, folder), conditions in judged.items():
-        # A short trial must not take the place of an earlier record.
+        # A short trial must not replace an earlier record.
         if min(one.episodes for one in conditions) < LEAST_EPISODES:
             print(
                 f'  {folder}: {precision} of {backend}: no receipt is written: fewer than '

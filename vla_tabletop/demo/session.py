@@ -277,7 +277,7 @@ class _Session:
             self._stop_motion(operator)
 
     def _stop_motion(self, operator: Operator) -> None:
-        """Let the executor hold, and read its counters until then."""
+        """Make the executor hold, and read its counters until then."""
         operator.trigger('vla_executor/stop')
         telemetry = self._result.telemetry
         before = telemetry.executor_reports

@@ -92,7 +92,7 @@ class Telemetry:
     problems: list[str] = field(default_factory=list)
 
     def total(self, counter: str) -> int:
-        """A counter of the executor over the whole session; it begins anew at each activation."""
+        """A counter of the executor over the whole session; each activation restarts it."""
         return sum(self.counters.get(counter, {}).values())
 
     @property

@@ -310,7 +310,7 @@ def _look(simulator: Simulator) -> dict[str, np.ndarray]:
 
 
 def _draw_shove(rng: np.random.Generator) -> dict[int, np.ndarray]:
-    """Velocities, (3,) m/s, that a shove puts in place of the expert's, by step; of most none."""
+    """Velocities (3,), m/s, of a shove by step, in place of the expert's; mostly none."""
     if rng.uniform() >= _SHOVE_SHARE:
         return {}
     way = rng.normal(size=3)

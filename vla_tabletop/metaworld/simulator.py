@@ -31,7 +31,7 @@ _OBJECT = slice(4, 7)
 
 
 class Simulator:
-    """One task at a time; a renderer is made anew where the task changes.
+    """One task at a time; each task gets a new renderer.
 
     Attributes:
         observation: (39,) the environment's own, now.

@@ -1,4 +1,4 @@
-"""The controllers of the simulated robot, in the place of `ros2_control` on a real one.
+"""The controllers of the simulated robot, instead of `ros2_control` on a real one.
 
 A joint follows its newest command: a setpoint at once, a trajectory as
 `joint_trajectory_controller` does: from the next update, along straight lines, to a first point
@@ -31,7 +31,7 @@ class JointFollower:
         self._trajectories: dict[tuple[str, ...], _Trajectory] = {}
 
     def restart(self, setpoints: np.ndarray) -> None:
-        """Forget all commands and stand here."""
+        """Drop all commands and hold these positions."""
         self._trajectories.clear()
         np.copyto(self._setpoints, setpoints)
 

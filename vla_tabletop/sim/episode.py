@@ -36,7 +36,7 @@ class Episode:
         self._given = instruction
 
     def reset(self) -> None:
-        """Forget all instructions: the world begins anew."""
+        """Drop all instructions: the world was reset."""
         self._given = self._judge = None
 
     def judge(self, state: TabletopState) -> Verdict | None:

@@ -254,7 +254,7 @@ def _draw(panel: Any, study: Json, name: str, title: str, factor: float) -> None
             [place + shift for place in x],
             y,
             yerr=[
-                # A share of 1 may lie a rounding error above its own interval.
+                # A rate of 1 may lie a rounding error above its own interval.
                 [max(a - b, 0.0) for a, b in zip(y, low, strict=True)],
                 [max(b - a, 0.0) for a, b in zip(y, high, strict=True)],
             ],

@@ -47,10 +47,7 @@ class Summary:
         starved_ticks: an episode.
         position_jump: rad, see `EpisodeResult`.
         velocity_jump: rad/s.
-        jerk_seams: rad/s³.
-        jerk_elsewhere: rad/s³.
-        jerk_overall: rad/s³.
-        inferences: an episode.
+        jerk_seams, jerk_elsewhere, jerk_overall: rad/s³.
         steps_per_chunk: steps over inferences.
         images_saved: fraction of image tokens found in the cache, 0 to 1.
         prefixes_saved: likewise of the prefixes.

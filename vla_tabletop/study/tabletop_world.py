@@ -67,7 +67,7 @@ class TabletopWorld(Tabletop):
         return self.joint_positions
 
     def observe(self, instruction: str) -> Observation:
-        """Images of now, but for a slow wrist camera's."""
+        """The present images, but for a slow wrist camera's."""
         observation = observe(self, instruction)
         return observation if self._wrist is None else self._wrist.put_into(observation)
 

@@ -129,7 +129,7 @@ def generate(folder: Path, plan: DatasetSettings, processes: int, progress: bool
 
 
 def write_shard(folder: Path, plan: DatasetSettings, shard: int) -> None:
-    """Generate one shard and put it in place whole."""
+    """Generate one shard; its file appears complete or not at all."""
     world, expert = Tabletop(), Expert()
     episodes = [
         _Recorder(world, expert, plan.seed, number).run() for number in plan.shard_episodes(shard)

@@ -27,7 +27,7 @@ from vla_tabletop.training.dataset import GOALS, Dataset
 from vla_tabletop.training.vocabulary import PROMPT_LENGTH
 from vla_tabletop.training.world import IMAGE_SIZE, Batch, TrainingWorld
 
-# Edge of the square of pixels that one image token stands for.
+# Edge of the pixel square of one image token.
 PATCH_SIZE = 16
 # Arm joints relative to the measured state at the chunk's start, the gripper absolute.
 DELTA = np.array([True, True, True, True, True, False])

@@ -81,7 +81,7 @@ def train_vocabulary(
 
 
 def number_tokens(path: Path) -> np.ndarray:
-    """(257,) token ids of the numbers -1 to 255 as they stand in a prompt."""
+    """(257,) token ids of the numbers -1 to 255 as in a prompt."""
     import sentencepiece
 
     model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())

@@ -76,7 +76,7 @@ def _spans(
             yield open_since, min(event.time_ns, end_ns), task, event.success
         if event.kind == 'instruction' and given_task is None:
             task = event.text or None
-        # After a verdict nothing is tried until something begins anew.
+        # After a verdict no attempt is open until the next begins.
         open_since = None if event.kind == 'verdict' else max(event.time_ns, begin_ns)
 
 

@@ -191,7 +191,7 @@ def _state_order(data: StoredDataset, spec: BundleSpec) -> tuple[str, list[int]]
 
 def _camera_features(data: StoredDataset, spec: BundleSpec) -> dict[str, str]:
     """Return the feature of each camera of the policy."""
-    # As in training, what was renamed takes the place of what has the name already.
+    # As in training, a renamed feature replaces one that has the name already.
     keys = sorted(data.features, key=lambda key: key in spec.rename_map)
     known = {plain_camera_name(camera_name(_ours(key, spec))): key for key in keys}
     found = {}
@@ -229,7 +229,7 @@ def _task(data: StoredDataset, spec: BundleSpec, file: Path, row: Mapping[str, A
 def _fill_from_videos(
     data: StoredDataset, key: str, frames: Sequence[tuple[Path, dict[str, Any]]], bar: tqdm[Any]
 ) -> None:
-    """Put a camera's frames into their rows, as PNG: they are looked at again and again."""
+    """Put a camera's frames into their rows, as PNG: they are read many times."""
     wanted: dict[Path, list[tuple[float, dict[str, Any]]]] = defaultdict(list)
     for file, row in frames:
         with named(file):

@@ -92,7 +92,7 @@ _FIELDS = {
     'optimizer': dict,
     'history': list,
 }
-# As in training: a share of prompts without a tag, the rest mostly as it is served.
+# As in training: some prompts without a tag, the rest mostly as in serving.
 _ADVANTAGES: tuple[Advantage | None, ...] = ('positive', 'positive', 'negative', None)
 
 

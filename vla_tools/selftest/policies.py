@@ -28,7 +28,7 @@ from vla_runtime.types import InferenceReport, Observation
 
 ARCHIVE = Path(__file__).with_name('policies.tar.xz')
 REFERENCE = '{name}.npz'
-# Largest difference of a chunk from PyTorch's, as a share of its largest action if that is above
+# Largest difference of a chunk from PyTorch's, as a fraction of its largest action if above
 # 1. Rounding gives 1e-6 to 1e-5; a wrong mask, a stale graph or TF32 gives 1e-2 and more.
 BOUND = 1e-3
 _SEEDS = (1, 2)

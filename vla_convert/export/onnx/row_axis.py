@@ -66,7 +66,7 @@ class _Merge:
         return self._model
 
     def _differs(self, name: str, other: str) -> bool:
-        """Return whether two inputs at the same place are constants of different numbers."""
+        """Return whether two inputs at the same position are constants of different numbers."""
         one, two = self._known[0].get(name), self._known[1].get(other)
         if one is None and two is None:
             if name != other:

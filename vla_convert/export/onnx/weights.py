@@ -21,7 +21,7 @@ from vla_runtime.bundle.tensors import StoredTensor, read_header
 
 # Offsets that a runtime can map straight into memory.
 _ALIGNMENT = 4096
-# Smaller tensors stand in the graph itself, where shape inference and parsers see their values.
+# Smaller tensors are in the graph itself, where shape inference and parsers see their values.
 _INLINE_BYTES = 1024
 _BLOCK_BYTES = 1 << 24
 _STORED = {

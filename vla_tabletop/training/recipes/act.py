@@ -27,7 +27,7 @@ from vla_tabletop.training.world import IMAGE_SIZE
 
 
 def act_dims(vocabulary: int) -> ActDims:
-    """An ACT of about 0.7 million parameters; its map has a place for every `PATCH_SIZE` pixels."""
+    """An ACT of about 0.7 million parameters; its map has a cell for every `PATCH_SIZE` pixels."""
     stack = StackDims(width=WIDTH, depth=3, num_heads=4, mlp_dim=256)
     return ActDims(
         backbone=ResNetDims(

@@ -28,7 +28,7 @@ _MOST = 2.0
 
 
 def diffusion_dims(vocabulary: int) -> DiffusionDims:
-    """A policy of about 2 million parameters; its map has a place for every `PATCH_SIZE` pixels."""
+    """A policy of about 2 million parameters; its map has a cell for every `PATCH_SIZE` pixels."""
     return DiffusionDims(
         backbone=ResNetDims(
             stem=16,
@@ -63,7 +63,7 @@ def initialise(network: Diffusion, number_tokens: np.ndarray, generator: torch.G
 
 
 def see_map(network: Diffusion, images: Tensor) -> Tensor:
-    """The feature map as tokens (n, places, channels) of images (n, 3, S, S)."""
+    """The feature map as tokens (n, cells, channels) of images (n, 3, S, S)."""
     return _map(_vision(network), images).flatten(2).transpose(1, 2)
 
 
