@@ -152,8 +152,7 @@ def _draw(
 
 
 def families(device: str, size: str) -> Finding:
-    """Chunks of every tiny policy (logits of a `tokens` head), for one and two rows in two
-    precisions.
+    """Chunks (or answer logits) of every tiny policy, for one and two rows, in two precisions.
 
     On CUDA every network must have been captured. The size does not matter.
     """

@@ -187,8 +187,7 @@ def _least_ms(network: PiNetwork, rows: int, device: torch.device) -> dict[str, 
 
 
 def configurations(quick: bool, triton: bool = True) -> list[tuple[int, int, Mode]]:
-    """(views, rows, mode) in the order of their worth, as time may run out; `quick`: two views
-    alone.
+    """(views, rows, mode), the most important first; `quick`: two views alone.
 
     Our kernels follow PyTorch's modes: one that writes out of bounds ends the process.
     """

@@ -598,8 +598,7 @@ class Rig:
         return self.control.get('mode') == 'running'
 
     def start_as_operator(self) -> str:
-        """Start the robot again if it waits for a person; return its status, or '' if it did not
-        wait.
+        """Start the robot again if it waits for a person; return its status, '' if it does not.
 
         Raises RuntimeError: it does not start.
         """

@@ -79,10 +79,10 @@ def is_adapter(folder: Path) -> bool:
 
 
 def find_base(folder: Path, given: Path | None, beside: Sequence[str] = ()) -> Path:
-    """Return the folder of the policy that an adapter was trained on; `beside`: files that a
-    project other than LeRobot needs beside an adapter.
+    """Return the folder of the policy that an adapter was trained on.
 
-    Raises ExportError: it is neither given nor where the adapter says, or the adapter lies alone.
+    `beside`: files that a project other than LeRobot needs beside an adapter. Raises ExportError:
+    the policy is neither given nor where the adapter says, or the adapter lies alone.
     """
     stated = read_json(folder / ADAPTER_CONFIG).get('base_model_name_or_path', str, '')
     base = given or (Path(stated) if stated and has_tensors(Path(stated)) else None)

@@ -61,8 +61,7 @@ def read_data_set(folder: Path, unnorm_key: str | None) -> DataSet:
 def read_bounds(
     numbers: JsonMapping, keys: tuple[str, str] = ('q01', 'q99')
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values of -1 and of 1 for each number; -1 and 1 where the mask leaves it
-    unscaled.
+    """Return each number's values of -1 and 1; -1 and 1 where the mask leaves it unscaled.
 
     Raises JsonError: numbers missing, not finite, of another count, or in the wrong order.
     """

@@ -86,11 +86,7 @@ def image_size_of(shape: Shapes, class_tokens: int = 0) -> int:
 
 
 def square_edge(inputs: int, width: int, layer: str) -> int:
-    """Edge of the square of patches that a layer takes at once, from its `inputs` and numbers a
-    patch.
-
-    Raises CheckpointError: no square.
-    """
+    """Edge of a layer's square of patches; CheckpointError: `inputs` / `width` is no square."""
     edge = math.isqrt(inputs // width)
     if width * edge**2 != inputs:
         raise CheckpointError(

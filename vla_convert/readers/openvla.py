@@ -138,8 +138,7 @@ PROMPT_LENGTH = 64
 
 @dataclass(frozen=True)
 class LanguageFacts:
-    """Facts of the language model that no shape shows; `kv_heads` is None where config.json has
-    none.
+    """Facts of the language model that no shape shows; `kv_heads` is None where not stated.
 
     `bins`: edges of an action's bins; `padding`: rows of the text table that no text has.
     """
@@ -415,8 +414,7 @@ def _is_openvla(folder: Path) -> bool:
 
 
 def read_oft_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
-    """Read all facts in a folder of OpenVLA-OFT; `unnorm_key` is needed where it has several data
-    sets.
+    """Read all facts in an OFT folder; `unnorm_key` is needed where it has several data sets.
 
     Raises ExportError or JsonError: missing or damaged files, or unsupported settings.
     """

@@ -237,8 +237,7 @@ def _curve(
 def plotted_curve(
     times: np.ndarray, values: np.ndarray, breaks: Sequence[float] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Thin a curve (times (n,) s, rising; values (n,)) for plotting, with NaN in gaps; return (m,)
-    and (m,).
+    """Thin a curve (times (n,) s, rising; values (n,)) for plotting, with NaN in gaps.
 
     Gaps are found before thinning, relative to the samples around them. Lowest and highest value
     of every thinned stretch stay. `breaks` (s) always interrupt the curve.

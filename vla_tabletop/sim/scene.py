@@ -70,8 +70,9 @@ class CameraOffset:
 
 @dataclass(frozen=True)
 class Scene:
-    """All that is random about one episode; shove, lighting and camera offsets are None or empty
-    but in their variants.
+    """All that is random about one episode.
+
+    Shove, lighting and camera offsets are None or empty but in their variants.
 
     Attributes:
         block_xy_m: (3, 2) centres in the order of `COLOURS`.

@@ -98,10 +98,9 @@ class Answers:
         self._most = dims.answer_tokens
 
     def write(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Write chunks (B, H, A), normalised, as tokens (B, n) int64 with an end, and mask (B, n)
-        bool.
+        """Write normalised chunks (B, H, A) as tokens (B, n) int64 and mask (B, n) bool.
 
-        An answer beyond the policy's length lacks its highest frequencies.
+        An end follows each answer; one beyond the policy's length lacks its highest frequencies.
         """
         answers = []
         for text in coefficient_texts(actions):

@@ -271,11 +271,10 @@ def chunk_objective(
 
 
 def locate(pixel: Tensor, half_height_px: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the patch (...) int of a point, its offset (..., 2) from the middle in patches, and
-    seen (...) bool.
+    """Return a point's patch (...) int, offset (..., 2) in patches, and seen (...) bool.
 
-    `pixel` (..., 2) as `project` gives it, in units of `half_height_px`. Seen is False behind the
-    camera and in the square's black bars.
+    The offset is from the patch's middle. `pixel` (..., 2) is as `project` gives it, in units of
+    `half_height_px`. Seen is False behind the camera and in the square's black bars.
     """
     place = IMAGE_SIZE / 2 + half_height_px * pixel
     across = (place[..., 0] >= 0) & (place[..., 0] < IMAGE_SIZE)

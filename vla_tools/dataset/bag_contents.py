@@ -68,8 +68,7 @@ class JointSeries:
 
 
 def newest(known_ns: np.ndarray, times_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index (n,) of the newest known time at or before each time, and its age (n,)
-    int64.
+    """Return index (n,) and age (n,) int64 of the newest known time at or before each time.
 
     `known_ns` (k,) int64 rises. Where there is none, the index is 0 and the age `NEVER_NS`.
     """

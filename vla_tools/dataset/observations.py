@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 
 def read_frames(path: Path, times_s: Sequence[float], tolerance_s: float) -> Iterator[np.ndarray]:
-    """Yield the nearest frame (height, width, 3) uint8, RGB, to each of the rising times (s from
-    the first).
+    """Yield the frame (height, width, 3) uint8, RGB, nearest to each time (s, rising).
 
     Raises DatasetError: unreadable, or no frame within `tolerance_s` of a time.
     """

@@ -28,8 +28,7 @@ def write_student(
     made: Mapping[str, Any],
     force: bool = False,
 ) -> None:
-    """Write the student's bundle: the teacher's with another expert, without ONNX files and
-    engines.
+    """Write the teacher's bundle with the student's expert, without ONNX files and engines.
 
     `made`: facts of the run, for verification.json.
     """

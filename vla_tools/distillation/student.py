@@ -218,8 +218,7 @@ class Distillation:
 
     @torch.no_grad()
     def check(self) -> dict[str, float]:
-        """RMS distance from the teacher's chunks on held-out frames, as `steps_N` for each step
-        count.
+        """RMS distance from the teacher's chunks on held-out frames, `steps_N` by step count.
 
         In normalised units, from the same noise.
         """

@@ -202,8 +202,7 @@ def run_sweep(
 def published_floors(
     progress: Callable[[list[str]], Iterable[str]] = lambda names: names,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the roofline of every published size on every known device, ms, by size, device and
-    kind.
+    """Return the roofline (ms) of every published size, by size, device and kind.
 
     In bfloat16, all views new at a miss, ten denoise steps where the head has steps; `progress`
     wraps the sizes, seconds each. Raises ValueError: PyTorch is not installed.

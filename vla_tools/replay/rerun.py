@@ -89,8 +89,7 @@ def recorded_observations(path: Path, bundle: Bundle, most: int) -> list[Observa
 
 @dataclass(frozen=True)
 class ChunkError:
-    """Difference of a chunk from the recorded one: (steps, joints) float64, absolute, in robot
-    units.
+    """Absolute difference (steps, joints) float64 from the recorded chunk, in robot units.
 
     `identical`: bit for bit.
     """

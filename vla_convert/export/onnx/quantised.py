@@ -105,8 +105,7 @@ def measured_ranges(
     *,
     advance: Callable[[int], object] = lambda count: None,
 ) -> dict[str, Range]:
-    """Run the float32 files; return the range of each product's input by the matrix names
-    (`EightBits`).
+    """Run the float32 files; return each product's input range by matrix names (`EightBits`).
 
     Arguments as for `quantise_onnx`; `advance` gets 1 after PyTorch and after each graph.
     """

@@ -67,8 +67,7 @@ class QuantisedProducts(ABC):
     def products(
         self, graph: GraphWriter, x: Value, name: str, matrices: Sequence[Matrix]
     ) -> list[Value]:
-        """Write the products (…, out) of a float32 value (…, in) and matrices, over one rounded
-        input.
+        """Write the products (…, out) of a float32 value (…, in), rounded once, and matrices.
 
         `name`: matrix names as in the ranges.
         """

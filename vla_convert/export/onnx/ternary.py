@@ -113,8 +113,7 @@ def code_tensors(graph: onnx.GraphProto) -> list[str]:
 
 
 class GivenCodes(DispatchMode):
-    """Context in which PyTorch's networks continue from a graph's codes (in the order of its
-    layers).
+    """Context in which PyTorch's networks continue from a graph's codes, in the layers' order.
 
     A number between two codes follows the last bit of a sum and changes a whole token. With the
     graph's codes all else compares to the last bits. `faults` counts codes that do not match

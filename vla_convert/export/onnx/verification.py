@@ -126,8 +126,7 @@ def verification_steps() -> int:
 def check_graphs(
     folder: Path, image_sizes: int = 1, monolithic: bool = True
 ) -> tuple[Precision, Precision]:
-    """Check the types in all graphs of a bundle; return the precisions of products and of those
-    beside int8.
+    """Check the types of all graphs; return the precisions of products and of those beside int8.
 
     `image_sizes`: different sizes among the cameras; `monolithic`: the baseline is there, unless
     in 8 or 4 bits. Raises VerificationError: a forbidden type; ValueError: no such ONNX file.

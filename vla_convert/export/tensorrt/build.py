@@ -261,8 +261,7 @@ def build_engines(
     progress: Progress | None = None,
     report: Callable[[str, EngineFile], object] = lambda name, entry: None,
 ) -> Metadata:
-    """Build the planned engines, and try to load each; `captures`: CUDA graph captures, the
-    fastest is kept.
+    """Build the planned engines, and try to load each; keep the fastest of `captures`.
 
     Raises TensorRTError: a graph cannot be built; engines that were finished stay; OSError: the
     folder cannot be written.
@@ -462,8 +461,7 @@ _ATTENTION = (10, 14)
 
 
 def unsupported(graph: GraphFacts, precision: Precision, version: str, rtx: bool) -> list[str]:
-    """List operators, operator set and types that a TensorRT release (such as `10.3.0`) cannot
-    read.
+    """List what a TensorRT release, such as `10.3.0`, cannot read: operators, their set, types.
 
     `rtx`: TensorRT for RTX, which has version numbers of its own.
     """

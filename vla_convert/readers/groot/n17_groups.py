@@ -156,8 +156,7 @@ def _state_ranges(
 def flat_columns(
     path: Path, statistics: Mapping[str, np.ndarray], *, state: int, actions: int, horizon: int
 ) -> GroupedColumns:
-    """Columns of a policy that LeRobot normalises as two vectors, `observation.state.min` and so
-    on.
+    """Columns of a policy that LeRobot normalises as two vectors (`observation.state.min`).
 
     Raises ExportError: statistics missing or of another length.
     """
