@@ -91,7 +91,10 @@ class Scene:
 
 
 def sample_scene(seed: int, variant: Variant = 'still') -> Scene:
-    """Draw a seed's scene: only motion, light and cameras depend on `variant`."""
+    """Draw the scene of a seed; ValueError: unknown variant.
+
+    Blocks, yaw and start do not depend on the variant.
+    """
     if variant not in VARIANTS:
         raise ValueError(f'variant {variant!r} is unknown; choose one of {", ".join(VARIANTS)}')
     rng = np.random.default_rng([seed, 0])

@@ -44,7 +44,7 @@ class Summary:
         obeyed: touched the block that the words meant.
         steps: to success, over successes only (failing the long ones looks quick).
         delay_steps: as counted by the executor.
-        starved_ticks: an episode.
+        starved_ticks: ticks an episode.
         position_jump: rad, see `EpisodeResult`.
         velocity_jump: rad/s.
         jerk_seams, jerk_elsewhere, jerk_overall: rad/s³.

@@ -36,7 +36,7 @@ class OpenLoopOptions:
 
 @dataclass(frozen=True)
 class Unit:
-    """One recording to replay; None: the only `node`, and no `open_loop` but inferences."""
+    """One recording to replay; None: the only `node`, or no `open_loop`."""
 
     recording: Path
     changes: Changes

@@ -1,7 +1,8 @@
 """The self-test of a machine: driver, packages, and every family's policy on a backend.
 
-A failed step ends only what builds on it; all builds on the CUDA context. TensorRT is used after
-the driver has answered: without one it ends the process.
+A failed step ends only what builds on it, and so does a device that cannot be closed; all builds
+on the CUDA context. TensorRT is used after the driver has answered: without one it ends the
+process.
 """
 
 from __future__ import annotations
