@@ -72,7 +72,7 @@ SMOLVLM2 = {
         'patch_size': 16,
     },
 }
-# pi0.5 at a size for a CPU, as `cpu_paths.py` has it, and for a rehearsal: layers.
+# Layers of pi0.5 at a size for a CPU, and for a rehearsal.
 PI05_DEPTHS = {'mid': 12, 'tiny': 2}
 PI05_HEADS = {'num_heads': 8, 'num_kv_heads': 1, 'head_dim': 64}
 PI05_WIDTHS = {

@@ -247,13 +247,13 @@ def write_export(
 ) -> Bundle:
     """Write a planned bundle; the target appears complete or not at all.
 
-    Raises BundleError: the target exists; ExportError: too little disk, or the checkpoint changed;
-    OSError.
-
     Args:
         force: replace an existing bundle.
         advance: gets the bytes of each copied block of weights.
         finish: adds files, such as `onnx/`, before the folder is sealed.
+
+    Raises BundleError: the target exists; ExportError: too little disk, or the checkpoint changed;
+    OSError.
     """
     with new_bundle(target, force=force) as folder:
         free = shutil.disk_usage(folder).free

@@ -88,8 +88,6 @@ def write_demo_bundle(
 ) -> dict[str, str]:
     """Write the bundle, run it in the simulator, and write the results beside it.
 
-    Returns success rates by what was evaluated, in words.
-
     Args:
         network: trained, of a family with a recipe.
         statistics: `state.q01` and so on; `tokenizer` is None without language.
@@ -97,6 +95,8 @@ def write_demo_bundle(
         episodes: a kind of task, on unseen scenes; 0: none.
         check: simulates the bundle; None: the tabletop's.
         files: of its family, copied.
+
+    Returns success rates by what was evaluated, in words.
     """
     versions = {
         'python': platform.python_version(),

@@ -88,15 +88,15 @@ def write_onnx(
 ) -> None:
     """Write a bundle's ONNX files.
 
-    Raises ExportError: an operator without an ONNX form, or a constant without numbers in the
-    trace.
-
     Args:
         folder: its weights.safetensors is read; `onnx/` must not exist.
         precision: of the large matrices; all else stays float32, indices integers. 8 bits have
             no baseline.
         attention: fused needs half products.
         advance: gets the bytes of each written block.
+
+    Raises ExportError: an operator without an ONNX form, or a constant without numbers in the
+    trace.
     """
     assert (precision in QUANTISED) == (quantised is not None)
     beside = precision if quantised is None else quantised.beside

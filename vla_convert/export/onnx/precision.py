@@ -3,13 +3,14 @@
 Types are those that ONNX infers for every tensor. The rules:
 - float32, int64, bool and the half type that was asked for are the only types;
 - inputs and outputs other than the past are never in half;
-- 8- and 4-bit numbers are in matrix products alone, written as `eight_bit_rules` and
-  `four_bit_rules` say; ternary matrices (`ternary`) are in 8 bits in files of any precision;
+- 8- and 4-bit numbers are in matrix products alone, by the rules in `eight_bits` and
+  `four_bits`; ternary matrices (`ternary`) are in 8 bits in files of any precision;
 - in half there are matrix products and moves of numbers, and nothing else that computes: norms,
   softmax, time, masks and the update are in float32;
 - no float becomes an integer, no truth value a float, and no integer half: indices, counts and
   masks are exact;
 - no operator is redefined or has a subgraph, whose types would not be inferred.
+
 Numbers are compared elsewhere (`verification.py`).
 """
 

@@ -91,14 +91,14 @@ def verify_onnx(
 ) -> Receipt:
     """Compare a bundle's ONNX files with its PyTorch modules.
 
-    Raises VerificationError: a graph breaks the type rules, or int8 matrices are not the bundle's;
-    ValueError: missing files or provider.
-
     Args:
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
         advance: gets 1 for each of the `verification_steps`.
         keep: gets the cases with PyTorch's outputs at the end.
         cases: None: seeded ones, for int8 those that the export recorded.
+
+    Raises VerificationError: a graph breaks the type rules, or int8 matrices are not the bundle's;
+    ValueError: missing files or provider.
     """
     placement = Placement.of(device)
     image_sizes = len(distinct_image_sizes(spec.dims))
