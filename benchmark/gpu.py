@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from parts.gpu_latency import Mode
 
 BUDGET_S = 420.0
-# Beyond the budget: what runs then is cut off, and at last the process ends.
+# Past the budget: the running part is cut off, then the process ends.
 GRACE_S, LAST_S = 120.0, 150.0
-# Of one check, and the part of the budget that all of them may take.
+# Seconds of one check, and the fraction of the budget for all.
 CHECK_S, CHECKS_SHARE = 90.0, 0.3
 Figures = dict[str, Any]
 
@@ -82,7 +82,7 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
         'left_out': {},
     }
     try:
-        # Before anything is measured: a folder that is not there is told now.
+        # Before any measurement, so that a missing folder shows now.
         save(figures, arguments.json)
     except OSError as error:
         print(f'error: {error}', file=sys.stderr)
@@ -110,11 +110,7 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
 
 
 def save(figures: Figures, out: Path | None) -> Path | None:
-    """Bring the targets up to date and write the figures, where a file was named.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Update the targets and write the figures, where a file was named (OSError)."""
     from parts.gpu_latency import targets
     from parts.measurement import write_result
 
@@ -136,7 +132,7 @@ def run_checks(
 ) -> Iterator[tuple[str, Figures]]:
     """Yield every check's name and finding; one that raises has failed, and the others still run.
 
-    A check for which no time is left of their share has not passed.
+    A check without time left fails.
     """
     from parts.gpu_checks import CHECKS, Finding
 
@@ -187,10 +183,6 @@ def run_latency(arguments: argparse.Namespace, clock: Clock) -> Iterator[tuple[s
 def _measurement(
     arguments: argparse.Namespace, clock: Clock
 ) -> Callable[[int, int, Mode], Figures]:
-    """Return what measures a configuration (views, rows, mode).
-
-    It keeps the weights of one precision at a time: the memory of a mode is that of its own.
-    """
     from parts.gpu_latency import measure, samples_of
     from parts.random_policy import random_network, sized_dims
 
@@ -222,7 +214,7 @@ def _measurement(
 
 
 def show(figures: dict[str, Any]) -> None:
-    """The short table."""
+    """Print the short table."""
     from parts.gpu_latency import table
     from parts.measurement import Target
 

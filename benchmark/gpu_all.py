@@ -70,12 +70,7 @@ def commands(arguments: argparse.Namespace) -> tuple[dict[str, list[Command]], d
 
 
 def run(steps: Sequence[Command], most_s: float) -> str:
-    """Run the commands of one measurement; return the one that failed, or ''.
-
-    Args:
-        steps: commands, one after the other.
-        most_s: limit of each, where its own is not lower.
-    """
+    """Run one measurement's commands, `most_s` each at most; return the failed one, or ''."""
     for step in steps:
         print(f'\n$ python benchmark/{" ".join(step)}', flush=True)
         limit_s = min(most_s, LIMITS_S.get(step[0], most_s))
@@ -88,7 +83,7 @@ def run(steps: Sequence[Command], most_s: float) -> str:
 
 
 def _run_one(command: Sequence[str], limit_s: float) -> int | None:
-    """Return a command's exit code; None where it was cut off, with all that it had started."""
+    """Return a command's exit code; None where it and all its children were cut off."""
     process = subprocess.Popen(command, start_new_session=True, preexec_fn=dies_with_this_process())
     try:
         return process.wait(limit_s)

@@ -59,7 +59,7 @@ SIZES = ('reduced_depth', 'tiny', 'full')
 ROWS = (1, 2)
 STEPS = 10
 _MANIFEST, _KEPT, _REFERENCE = 'manifest.json', 'kept.npz', 'reference.npz'
-# Of ONNX's numbers for types, those of drawn weights; numpy has no bfloat16.
+# ONNX's numbers for the types of drawn weights; numpy has no bfloat16.
 _FLOAT32, _FLOAT16, _BFLOAT16 = 1, 10, 16
 _STORED: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     _FLOAT32: lambda values: values.astype(np.float32),
@@ -84,15 +84,11 @@ class Weight:
 
 @dataclass(frozen=True)
 class Kit:
-    """A prepared folder, complete.
+    """A prepared folder, complete and laid out as a bundle (`onnx/`, later `engines/`).
 
-    Attributes:
-        folder: laid out as a bundle: `onnx/` lies in it and `engines/` will.
-        dims: dimensions of the networks.
-        precision: precision of the ONNX files; the reference of bfloat16 is of float32 files, and
-            that of int8, with bfloat16 beside, of the same products in 8 bits with float32 beside.
-        reference: inputs and ONNX Runtime's outputs, see `prepare`.
-        pytorch: figures of the same policy in PyTorch, of a kit prepared on the GPU machine.
+    `precision` of the ONNX files: bfloat16's reference is of float32 files, int8's (with bfloat16
+    beside) of the same 8-bit products with float32 beside. `reference`: see `prepare`; `pytorch`:
+    figures of a kit prepared on the GPU machine.
     """
 
     folder: Path
@@ -139,8 +135,7 @@ def prepare(folder: Path, size: str, precision: str, seed: int = 0) -> None:
     first step)
     and `chunk_rR`. The folder appears complete or not at all.
 
-    Raises:
-        ValueError: the folder is there already, or ONNX Runtime cannot run the files.
+    Raises ValueError: the folder exists, or ONNX Runtime cannot run the files.
     """
     if folder.exists():
         raise ValueError(f'{folder}: exists already; remove it or give another folder')
@@ -153,7 +148,6 @@ def prepare(folder: Path, size: str, precision: str, seed: int = 0) -> None:
 
 
 def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -> None:
-    """Fill a folder beside a bundle that is made for it."""
     from parts.random_policy import random_network
     from safetensors.numpy import save_file
 
@@ -181,7 +175,7 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
             write_onnx(bundle, _spec(dims), 'float32')
             _draw_all(bundle, seed)
         else:
-            # For the engine, which takes a bundle.
+            # The engine takes a bundle.
             (bundle / ONNX_FOLDER).symlink_to((folder / ONNX_FOLDER).resolve())
     table = read_time_table('pi05', dims, weights)(flow_times(STEPS))
     np.savez(folder / _REFERENCE, **_reference(bundle, dims, compared, table, seed))
@@ -199,10 +193,7 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
 def _prepare_on_gpu(
     folder: Path, bundle: Path, size: str, precision: str, seed: int, device: str = 'cuda'
 ) -> None:
-    """Fill a folder with the files and PyTorch's outputs in float32, of the same rounded weights.
-
-    The weights are rounded to bfloat16 once, and every precision is of those.
-    """
+    """Fill a folder with files and PyTorch's float32 outputs, of weights rounded to bfloat16."""
     import torch
     from parts.random_policy import infer, random_inputs, random_network, torch_engine
     from safetensors.torch import save_file
@@ -282,10 +273,7 @@ def _pytorch_milliseconds(network: Any) -> dict[str, Any]:
 
 
 def _write_int8(folder: Path, bundle: Path, spec: Any, seed: int) -> None:
-    """Write files in int8 with bfloat16 beside to the kit, and with float32 to the bundle.
-
-    The ranges are those of the cases that an export compares on.
-    """
+    """Write files in int8 with bfloat16 beside to the kit, and with float32 to the bundle."""
     import shutil
 
     from vla_convert.export.onnx.cases import seeded_cases
@@ -328,10 +316,9 @@ def _reference(
 
 
 def restore(folder: Path) -> Kit:
-    """Read a prepared folder and draw its weights where they did not travel along.
+    """Read a prepared folder and draw its weights if missing.
 
-    Raises:
-        ValueError: no prepared folder, or weights that are not those of `prepare`.
+    Raises ValueError: no prepared folder, or weights that are not those of `prepare`.
     """
     try:
         manifest = json.loads((folder / _MANIFEST).read_text())
@@ -390,7 +377,7 @@ def _draw_tensor(out: Any, tensor: Weight, seed: int) -> None:
 
 
 def _kept(folder: Path, tensors: Sequence[Weight]) -> dict[str, np.ndarray]:
-    """The bytes of all tensors that are not drawn, by their place."""
+    """The bytes of all tensors that are not drawn, by their offset."""
     data = np.memmap(folder / ONNX_FOLDER / WEIGHTS_DATA, np.uint8, 'r')
     return {
         str(tensor.offset): np.array(data[tensor.offset : tensor.offset + tensor.length])
@@ -400,13 +387,13 @@ def _kept(folder: Path, tensors: Sequence[Weight]) -> dict[str, np.ndarray]:
 
 
 def _is_drawn(tensor: Weight) -> bool:
-    # By its size and not its bytes: the same ones in every precision.
+    # By size, not bytes: the same ones in every precision.
     matrix = tensor.kind in _STORED and len(tensor.dims) == 2
     return matrix and '.weight' in tensor.name and int(np.prod(tensor.dims)) >= _DRAWN_SIZE
 
 
 def _external(graphs: Path) -> list[Weight]:
-    """All tensors of weights.data by their place; one that several graphs use is listed once."""
+    """All tensors of weights.data by their offset, each once."""
     import onnx
 
     found = {}
@@ -498,7 +485,7 @@ def _dims(data: dict[str, Any]) -> PiDims:
 
 
 def _spec(dims: PiDims) -> Any:
-    """A policy.yaml's worth of names around the dimensions, as the exporter wants it."""
+    """Names of a policy.yaml around the dimensions, as the exporter wants them."""
     from vla_runtime.bundle.schema import (
         ActionSpec,
         BundleSpec,
@@ -526,8 +513,8 @@ def _spec(dims: PiDims) -> Any:
 
 
 PACKAGES = ['tensorrt', 'cuda-python', 'cuda-bindings', 'numpy']
-# Largest error as a share of the largest number of the reference. In float16 ONNX Runtime's CPU
-# kernels and TensorRT's add in another order and round in other places. The reference of bfloat16
+# Largest error as a fraction of the reference's largest number. In float16 ONNX Runtime's CPU
+# kernels and TensorRT's add in another order and round differently. The reference of bfloat16
 # is of float32 files, and the bound that of receipts; that of int8 has the same products in 8 bits
 # and float32 where the engines have bfloat16, so its bound is that of bfloat16.
 BOUNDS = {'float32': 1e-3, 'float16': 2e-2, 'bfloat16': 8e-2, 'int8': 8e-2}
@@ -641,7 +628,7 @@ def compare_networks(
             found.append(('vision: image_tokens', error))
         outputs = run_network(runtime, networks[prefix], inputs)
         for name, value in past.items():
-            # Entries at padded places mean nothing.
+            # Padded entries mean nothing.
             seen = mask[None, :, None, :, None]
             found.append((f'{prefix}: {name}', _error(outputs[name] * seen, value * seen)))
         outputs = run_network(runtime, networks[expert], step)
@@ -671,7 +658,7 @@ def run_network(
 
 
 class PreparedTable:
-    """The kit's time table: its only schedule's, made where the weights were."""
+    """The kit's time table for its only schedule, computed on the preparing machine."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self._rows = rows
@@ -682,7 +669,7 @@ class PreparedTable:
 
 
 class PreparedText(TokenEmbedding):
-    """The kit's rows of the text table, looked up where the weights were."""
+    """The kit's rows of the text table, looked up on the preparing machine."""
 
     def __init__(self, reference: Mapping[str, np.ndarray]) -> None:
         self._reference = reference
@@ -698,7 +685,6 @@ def encode(engine: TensorRTEngine, kit: Kit, rows: int) -> None:
 
 
 def run_chunk(engine: TensorRTEngine, kit: Kit, rows: int) -> np.ndarray:
-    """One whole chunk."""
     for camera, pixels in enumerate(kit.reference['pixels']):
         engine.encode_image(camera, pixels)
     encode(engine, kit, rows)
@@ -735,7 +721,7 @@ def time_phases(
 
 
 def show(figures: Mapping[str, Any]) -> None:
-    """The short table that is printed last."""
+    """Print the final short table."""
     print()
     for name, check in figures['checks'].items():
         verdict = 'ok    ' if check['passed'] else 'FAILED'
@@ -759,7 +745,7 @@ def _check(error: float, bound: float) -> dict[str, Any]:
 
 
 def _error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference as a share of the largest number expected."""
+    """Largest difference as a fraction of the largest number expected."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 

@@ -70,7 +70,6 @@ from vla_tools.performance.roofline import (
 
 STEPS = 10
 KINDS = ('miss', 'hit')
-# Plain and fused.
 NETWORKS: dict[str, tuple[type[FlowNetwork], type[FlowNetwork]]] = {
     'pi05': (PiNetwork, FusedPi),
     'smolvla': (SmolVla, FusedSmolVla),
@@ -81,25 +80,25 @@ PREDICTED_ON = ('h200', 'agx-orin', 'orin-nx', 'orin-nano', 'thor')
 PACKAGES = ('torch', 'numpy')
 
 
-# Seen as a single operation, as a GPU's own is.
+# Counted as one operation, as on a GPU.
 attend = torch.library.custom_op('kernels::attend', attend_by_lengths, mutates_args=())
 
 
 @torch.library.custom_op('kernels::gelu', mutates_args=())
 def gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Stands for a product that takes bias and GELU along."""
+    """Stand for a product that takes bias and GELU along."""
     return epilogues.plain_gelu(x, weight, bias)
 
 
 @torch.library.custom_op('kernels::add', mutates_args={'stream'})
 def add(x: Tensor, weight: Tensor, stream: Tensor) -> None:
-    """Stands for a product that is added to a residual stream."""
+    """Stand for a product that is added to a residual stream."""
     stream.copy_(epilogues.plain_add(x, weight, stream))
 
 
 @torch.library.custom_op('kernels::rms_norm', mutates_args=())
 def rms_norm(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
-    """Stands for a GPU's own norm, which is one kernel."""
+    """Stand for a GPU's own norm, which is one kernel."""
     return functional.rms_norm(x, x.shape[-1:], scale, epsilon)
 
 
@@ -108,7 +107,7 @@ EPILOGUES: dict[Any, Any] = {epilogues.gelu: gelu, epilogues.add: add}
 
 @torch.library.custom_op('kernels::launch', mutates_args={'tensor'})
 def launch_on(tensor: Tensor) -> None:
-    """Stands for one launch of a Triton kernel; the tensor gets numbers that are finite."""
+    """Stand for one launch of a Triton kernel; the result is finite."""
     tensor.zero_()
 
 
@@ -148,7 +147,7 @@ def kernels_of(policy: Policy) -> dict[str, int]:
     """Kernels of a miss (every view new) and of a hit."""
     random = np.random.default_rng(0)
     found = {}
-    # Twice: buffers that are made once are not counted.
+    # Twice: buffers allocated once are not counted.
     for _ in range(2):
         images = {
             name: random.integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -162,11 +161,7 @@ def kernels_of(policy: Policy) -> dict[str, int]:
 
 
 def phases_of(policy: Policy) -> Kernels:
-    """Kernels of each phase of an inference with every view new.
-
-    Raises:
-        RuntimeError: the views, or the denoise steps, do not launch alike.
-    """
+    """Kernels of each phase of an all-new inference; RuntimeError: views or steps differ."""
     names = ('encode_image', 'encode_prefix', 'run_steps', '_run_step')
     parts: dict[str, list[int]] = {name: [] for name in names}
     with ExitStack() as patches:
@@ -214,13 +209,7 @@ def write_deep(name: str, folder: Path) -> Path:
 
 
 def packed_kernels(name: str, bundle: Path, expert_type: type = FusedExpert) -> Kernels:
-    """Kernels of the fused modules with attention that takes lengths, and with epilogues.
-
-    Args:
-        name: name of the family.
-        bundle: a policy of it.
-        expert_type: class of the expert's layers.
-    """
+    """Kernels of the fused modules with attention by lengths and epilogues."""
     network = NETWORKS[name][1]
     packed = partialmethod(network.__init__, kernel=attend)
     with (
@@ -264,9 +253,7 @@ def prediction(
 ) -> dict[str, dict[str, float]]:
     """Roofline of pi0.5's published size in bfloat16, and the prediction for each kind of modules.
 
-    Returns:
-        milliseconds of each phase: the floor, each kind of modules, and a miss of the packed ones
-        with a prompt of each shorter length
+    Milliseconds of each phase: floor, each kind, and a packed miss with each shorter prompt.
     """
     family, dims = preset('pi05')
     published = with_cameras(dims, views)

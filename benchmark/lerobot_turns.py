@@ -66,21 +66,20 @@ _WORKER = Path(__file__).with_name('parts') / 'lerobot_worker.py'
 
 
 class Ours(NamedTuple):
-    """What runs one of our policies: the arguments of these names of `Policy.load`."""
+    """Arguments of `Policy.load` that run one of our policies."""
 
     backend: str
     precision: str
     triton: str = 'off'
 
 
-# Each name is a column of the result.
 OURS = {
     'cpu': {
         'torch float32': Ours('torch', 'float32'),
         'onnxruntime float32': Ours('onnxruntime', 'float32'),
         'torch bfloat16': Ours('torch', 'bfloat16'),
         'onnxruntime int8': Ours('onnxruntime', 'int8'),
-        # Of a bundle whose receipt covers bfloat16.
+        # The receipt covers bfloat16.
         'auto': Ours('auto', 'auto'),
     },
     # Without `auto`: of a bundle without ONNX files it is PyTorch, which has columns of its own.
@@ -127,12 +126,10 @@ class Turn(NamedTuple):
 
 
 class LeRobot:
-    """LeRobot's policy in a process of its own, which infers when it is asked to.
+    """LeRobot's policy in a process of its own.
 
-    Attributes:
-        facts: versions and parameters.
-        graphs: graphs that PyTorch's compiler compiled in each inference so far.
-        peak_memory_gib: peak memory of PyTorch on the GPU so far; None on a CPU.
+    `facts`: versions and parameters; `graphs`: compiled graphs in each inference;
+    `peak_memory_gib`: of PyTorch on the GPU, None on a CPU.
     """
 
     def __init__(self, python: Path, options: Options) -> None:
@@ -149,11 +146,7 @@ class LeRobot:
         self.peak_memory_gib: float | None = None
 
     def infer(self, arrays: Mapping[str, np.ndarray]) -> Turn:
-        """Infer from an observation with its noise.
-
-        Raises:
-            RuntimeError: LeRobot could not; its process has ended.
-        """
+        """Infer from an observation with its noise; RuntimeError: failed, its process has ended."""
         inputs, chunk = (self._folder / name for name in ('inputs.npz', 'chunk.npy'))
         np.savez(inputs, **arrays)
         assert self._process.stdin is not None
@@ -207,17 +200,17 @@ def _command(python: Path, verb: str, options: Options) -> list[str | Path]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without what makes its own Python find its packages."""
+    """This process's environment without the variables of its own Python."""
     hidden = ('PYTHONPATH', 'PYTHONHOME', 'LD_LIBRARY_PATH', '_ROS_WHEELS_BOOTSTRAP_COMPLETE')
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
 def look(family: str, seed: int, spec: BundleSpec) -> dict[str, np.ndarray]:
-    """Images and state of an observation, and noise, by LeRobot's names."""
+    """Images, state and noise of an observation, by LeRobot's names."""
     rng = np.random.default_rng(seed)
     high, wide = (side // 32 for side in SIZES[family])
     ends = ('', *(f'_{ago}_steps_ago' for ago in range(1, HISTORY[family])))
-    # Smooth pictures: noise of single pixels is what no network was made for.
+    # Smooth pictures: no network was trained on pixel noise.
     images = {
         f'images.camera{i + 1}{end}': np.kron(
             rng.integers(0, 256, (high, wide, 3), dtype=np.uint8),
@@ -260,12 +253,11 @@ def infer(policy: Policy, arrays: Mapping[str, np.ndarray]) -> Turn:
 
 
 def _synchronize() -> None:
-    """Wait for the GPU if one is in use."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
-# Of the networks at the sizes for a CPU, where no file of the folder has them.
+# Head counts at the CPU's sizes, which no file of the folder has.
 _HEADS: dict[str, dict[str, Any]] = {'mid': {'vision_heads': 6}, 'tiny': {'vision_heads': 6}}
 # Observations that int8 is calibrated on; the rounds have others.
 _CALIBRATION = range(1000, 1020)
@@ -307,13 +299,7 @@ def export_reduced(bundle: Path, target: Path, precision: Precision) -> Path:
 
 
 def load_ours(names: Sequence[str], options: Options, sides: str) -> dict[str, Policy]:
-    """Export what these need beside LeRobot's folder, and load them.
-
-    Args:
-        names: columns of `OURS[sides]`.
-        options: options of LeRobot's folder; device and threads are ours, too.
-        sides: 'cpu' or 'cuda'.
-    """
+    """Export what these need beside LeRobot's folder, and load them; `sides`: 'cpu' or 'cuda'."""
     chosen = {name: OURS[sides][name] for name in names}
     checkpoint = Path(options.folder)
     onnx = any(one.backend in ('onnxruntime', 'auto') for one in chosen.values())
@@ -358,14 +344,7 @@ def without_refused(
 
 
 class Goal(NamedTuple):
-    """Most that ours may take of LeRobot's time, by turns.
-
-    Attributes:
-        name: for people.
-        most: part of the time.
-        ours: columns; the fastest counts.
-        theirs: columns; the fastest counts.
-    """
+    """Largest ratio of our time to LeRobot's; the fastest column of each side counts."""
 
     name: str
     most: float
@@ -380,7 +359,7 @@ _SMALL = (
     Goal('best', 0.5, _ALL, ('lerobot',)),
 )
 _BFLOAT16 = 'lerobot bfloat16'
-# Not `auto`, which may take float32.
+# Not `auto`, which may choose float32.
 _REDUCED = ('torch bfloat16', 'onnxruntime int8')
 _ON_CUDA = ('torch bfloat16', 'torch bfloat16 triton')
 GOALS: dict[str, dict[str, tuple[Goal, ...]]] = {
@@ -412,12 +391,7 @@ GOALS: dict[str, dict[str, tuple[Goal, ...]]] = {
 
 
 def targets(goals: Sequence[Goal], figures: Mapping[str, Any]) -> list[Target]:
-    """Return every target with what was found; None where it was not measured.
-
-    Args:
-        goals: goals of the family.
-        figures: figures as `Record.figures` gives them.
-    """
+    """Return every target with its figure from `Record.figures`; None where not measured."""
     return [Target(goal.name, goal.most, _found(goal, figures)) for goal in goals]
 
 
@@ -539,10 +513,8 @@ def start_lerobot(
     """Start LeRobot's sides; return them, and why those that it cannot compile are left out.
 
     Args:
-        python: interpreter that LeRobot is installed in.
-        options: options of LeRobot's folder.
         columns: precision and compile mode of each.
-        arrays: an observation, which those that compile infer from.
+        arrays: an observation, to compile with.
     """
     sides: dict[str, LeRobot] = {}
     left_out: dict[str, str] = {}
@@ -568,15 +540,7 @@ def measure(
     rounds: int,
     warm_up: int,
 ) -> Iterator[dict[str, Any]]:
-    """Take the turns and yield the figures so far after each round that counts.
-
-    Args:
-        theirs: the first is the reference.
-        ours: by column.
-        family: family of all policies.
-        rounds: rounds that count.
-        warm_up: rounds before them.
-    """
+    """Take turns; yield figures after each counted round. `theirs` begins with the reference."""
     spec = next(iter(ours.values())).spec
     record = Record(tuple(theirs), tuple(ours))
     for number in range(rounds + warm_up):

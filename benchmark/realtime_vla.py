@@ -45,27 +45,17 @@ Side = Callable[[], np.ndarray]
 
 
 def import_theirs(repository: Path) -> Any:
-    """Import realtime-vla's module for pi0.5 from its checkout.
-
-    Raises:
-        ImportError: a package that it needs is missing.
-    """
+    """Import realtime-vla's pi0.5 from its checkout; ImportError: a package is missing."""
     sys.path.insert(0, str(repository))
     return importlib.import_module('pi05_infer')
 
 
 def their_side(module: Any, inputs: Any, device: str) -> Side:
-    """Return one inference of realtime-vla.
-
-    Args:
-        module: module of realtime-vla, imported.
-        inputs: `random_policy.ChunkInputs`.
-        device: device that it runs on.
-    """
+    """Return one inference of realtime-vla on `random_policy.ChunkInputs`."""
     import torch
 
     views, horizon = len(inputs.pixels), len(inputs.step_inputs.x)
-    # It copies whatever weights it is given into its own; the rest it leaves as allocated.
+    # It copies given weights into its own and leaves the rest as allocated.
     prompt = torch.randn(PROMPT_TOKENS, 2048, dtype=torch.bfloat16, device=device)
     engine = module.Pi05Inference(
         checkpoint={'language_embeds': prompt},
@@ -87,7 +77,7 @@ def their_side(module: Any, inputs: Any, device: str) -> Side:
 
 
 def _styles(buffers: Mapping[str, Any]) -> list[Any]:
-    """Return the buffers computed once from weights that were not there yet."""
+    """Return the buffers computed once, from weights that came later."""
     return [tensor for name, tensor in buffers.items() if name.startswith('decoder_style')]
 
 
@@ -116,8 +106,7 @@ def our_sides(size: str, views: int, device: str) -> tuple[dict[str, Side], Any,
 def take_turns(sides: Mapping[str, Side], rounds: int) -> dict[str, np.ndarray]:
     """Milliseconds of each side, (rounds,), by turns in an order that changes.
 
-    Raises:
-        RuntimeError: a side gives a number that is not finite.
+    Raises RuntimeError: a side's numbers are not finite.
     """
     random, found = np.random.default_rng(0), {name: np.empty(rounds) for name in sides}
     for name, side in sides.items():

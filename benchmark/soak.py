@@ -217,7 +217,6 @@ def session_figures(session: Session) -> dict[str, Any]:
 
 
 def show(figures: Sequence[dict[str, Any]]) -> None:
-    """Print the tables."""
     print(
         '\n| steps | S | cameras | s | chunks | moving | stalls | longest, s | allowed | beyond |'
     )
@@ -309,14 +308,7 @@ def note_stop(rig: Rig) -> None:
 
 
 class Player:
-    """Plays one session's phases on its rig.
-
-    Args:
-        rig: rig of the session.
-        random: draws everything.
-        kinds: faults to play.
-        show: told how it goes.
-    """
+    """Plays one session's phases on its rig."""
 
     def __init__(
         self, rig: Rig, random: np.random.Generator, kinds: dict[str, FaultKind], show: Any
@@ -329,7 +321,6 @@ class Player:
         self.phases: list[Phase] = []
 
     def start(self) -> None:
-        """The first start."""
         begin_ns = time.time_ns()
         self.rig.start_as_operator()
         self.rig.faults.append(Fault('start', '', begin_ns, time.time_ns(), True))

@@ -138,9 +138,9 @@ class Load:
         self._at_begin = os.getloadavg()[0]
 
     def since(self) -> dict[str, float]:
-        """Busy cores of the whole machine and of this benchmark; the load average, begin and end.
+        """Busy cores of the machine and of this benchmark, and the load average before and after.
 
-        Call it while the processes that are counted still run.
+        Call it while the counted processes run.
         """
         seconds = time.monotonic() - self._begin_s
         figures = {
@@ -166,11 +166,7 @@ class Load:
 
 @contextmanager
 def machine_pulse(priority: int) -> Iterator[dict[str, float]]:
-    """Measure how late a bare loop runs meanwhile; fills in the figures at the end.
-
-    Args:
-        priority: for SCHED_FIFO; 0: as any other process.
-    """
+    """Measure meanwhile how late a bare loop runs at a SCHED_FIFO priority (0: none)."""
     found: dict[str, float] = {}
     dies = dies_with_this_process()
 

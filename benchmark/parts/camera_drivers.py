@@ -32,7 +32,7 @@ from sensor_msgs.msg import Image
 from vla_runtime.messages.trajectories import ns_to_stamp
 
 HEIGHT, WIDTH = 480, 640
-# Between the cameras' shutters: they look at almost the same moment.
+# Time between the cameras' shutters.
 PHASE_S = 0.004
 
 
@@ -98,7 +98,7 @@ def publish(
                 message.header.stamp = ns_to_stamp(stamp_ns)
                 publishers[index].publish(message)
                 log.write(f'{index} {stamp_ns} {time.time_ns()}\n')
-            # The next place of the grid that is not past: late frames are not made up for.
+            # The next grid time ahead: late frames are skipped.
             period_s = 1.0 / camera.rate_hz
             place = round((max(at, time.monotonic()) - begins[index]) / period_s) + 1
             shake_s = drawn.uniform(-camera.jitter_s, camera.jitter_s)
@@ -113,7 +113,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cameras = {topic: Camera() for topic in arguments.topics}
     ended = threading.Event()
-    # A driver is ended by the end of its stdin, in the middle of nothing.
+    # A driver ends with its stdin, never inside a frame.
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     threading.Thread(target=listen, args=(cameras, ended), daemon=True).start()
     try:

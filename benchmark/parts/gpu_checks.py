@@ -1,7 +1,7 @@
 """Conditions that the CUDA path must meet before its speed means anything.
 
-Each check takes a device and a size, compares numbers with numbers, and returns a `Finding`. On a
-CPU they run too, without graphs, so that their own logic is tested there.
+Each takes a device and a size and returns a `Finding`. They run on a CPU too, without graphs, to
+test their logic.
 """
 
 from __future__ import annotations
@@ -57,24 +57,18 @@ from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.runner import ChunkRunner
 from vla_runtime.inference.settings import PolicySettings
 
-# Largest difference allowed, as a share of the reference's largest number. float32: sums in another
-# order, ten steps deep. bfloat16: eight bits of mantissa in every product.
+# Largest difference allowed, as a fraction of the reference's largest number. float32: other order
+# of sums, ten steps deep. bfloat16: eight bits of mantissa in every product.
 FLOAT32_BOUND = 1e-4
 BFLOAT16_BOUND = 3e-2
-# Two different inputs must move the chunk by more than this share of its largest number.
+# Two different inputs must move the chunk by more than this fraction of its largest number.
 DISTINCT = 1e-2
 BOUNDS = {'float32': FLOAT32_BOUND, 'bfloat16': BFLOAT16_BOUND}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Outcome of one check.
-
-    Attributes:
-        passed: every bound was kept.
-        note: one line for people.
-        figures: all numbers behind it.
-    """
+    """Outcome of one check; `note` is one line for people."""
 
     passed: bool
     note: str
@@ -82,7 +76,7 @@ class Finding:
 
 
 def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
-    """Largest difference as a share of the reference's largest number; infinite for NaN."""
+    """Largest difference as a fraction of the reference's largest number; infinite for NaN."""
     if not np.isfinite(value).all():
         return float('inf')
     return float(np.abs(value - reference).max() / np.abs(reference).max())
@@ -158,9 +152,9 @@ def _draw(
 
 
 def families(device: str, size: str) -> Finding:
-    """Chunks of every tiny policy (logits of a `tokens` head), for one prompt row and two.
+    """Chunks (or answer logits) of every tiny policy, for one and two rows, in two precisions.
 
-    In two precisions. On CUDA every network must have been captured. The size does not matter.
+    On CUDA every network must have been captured. The size does not matter.
     """
     figures: dict[str, float] = {}
     worst = dict.fromkeys(FAMILY_BOUNDS, 0.0)
@@ -236,7 +230,7 @@ def variants(inputs: ChunkInputs) -> dict[str, ChunkInputs]:
         name: replace(inputs, step_inputs=replace(steps, **change))
         for name, change in changes.items()
     }
-    # Of a few tokens: it is encoded at a shorter length.
+    # A short prompt is encoded at a shorter length.
     given = inputs.prefix_inputs
     tokens = given['token_mask'] & (np.arange(given['token_mask'].shape[1]) < SHORT_PROMPT)
     short = replace(inputs, prefix_inputs={**given, 'token_mask': tokens})
@@ -270,10 +264,9 @@ def correctness(device: str, size: str) -> Finding:
 
 
 def triton(device: str, size: str) -> Finding:
-    """Chunks with the expert's layers in Triton kernels against those of the CPU in float32.
+    """Chunks with the expert in Triton kernels against the CPU in float32.
 
-    On CUDA the kernels must be taken for both families. On a CPU they are not, unless Triton's
-    interpreter runs them.
+    On CUDA both families must use them; on a CPU only Triton's interpreter does.
     """
     figures: dict[str, float] = {}
     worst = dict.fromkeys(BOUNDS, 0.0)
@@ -309,16 +302,11 @@ def triton(device: str, size: str) -> Finding:
 def replay_errors(
     graphed: PolicyEngine, eager: PolicyEngine, first: ChunkInputs, second: ChunkInputs
 ) -> dict[str, float]:
-    """Compare a replaying engine with eager runs on changing inputs.
+    """Compare a replaying engine with eager runs on changing inputs that share nothing.
 
-    Args:
-        graphed: the engine that is checked; eager: the one that is believed.
-        first, second: they share nothing; what is run besides is the second observation with the
-            first noise, so that a prefix that stands still cannot hide behind the noise.
-
-    Returns:
-        `distance`, how far the observation alone moves the eager chunk, and the errors: for each of
-        the inputs in turn, the first again, and both slots after both were filled; all relative
+    The second observation with the first noise is run too, so that a stale prefix cannot hide
+    behind the noise. Returns `distance`, how far the observation alone moves the eager chunk, and
+    relative errors: each input in turn, the first again, and both slots after both were filled.
     """
     observed = replace(second, step_inputs=first.step_inputs)
     expected = infer(eager, first)
@@ -336,7 +324,7 @@ def replay_errors(
 
 
 def graph_freshness(device: str, size: str) -> Finding:
-    """Two inputs give two outputs, and a replay equals an eager run, for rows and variants alike.
+    """Two inputs give two outputs, and a replay equals an eager run, for rows and variants.
 
     On CUDA every network must have been captured; on a CPU none.
     """
@@ -449,8 +437,7 @@ def serial_chunk(engine: PolicyEngine, pair: ChunkInputs, alone: ChunkInputs) ->
 def overlap(device: str, size: str, requests: int = 12) -> Finding:
     """Chunks of the pipeline, encoding and denoising at once, against one after the other.
 
-    In the middle the number of denoise steps changes: a graph is then captured in one thread while
-    the other encodes.
+    Denoise steps change in the middle: a graph is captured in one thread while the other encodes.
     """
     expected_status = 'captured' if device.startswith('cuda') else 'eager'
     dims = sized_dims('pi05', size, CAMERAS)
@@ -521,8 +508,7 @@ def chunk_request(inputs: ChunkInputs) -> ChunkRequest:
 def allocated_bytes(device: str, *, no_engine: bool = False) -> int:
     """Bytes in tensors on the device now; with `no_engine` without cuBLAS's scratch memory.
 
-    PyTorch keeps one scratch buffer a stream for good. It can be given back only while no captured
-    graph holds its address.
+    PyTorch keeps one scratch buffer a stream until no captured graph holds its address.
     """
     gc.collect()
     if device.startswith('cuda'):
@@ -534,17 +520,14 @@ def allocated_bytes(device: str, *, no_engine: bool = False) -> int:
     # other classes (of a traced graph) have no memory.
     kinds = (torch.Tensor, torch.nn.Parameter)
     tensors = [o for o in gc.get_objects() if type(o) in kinds and not o.is_meta]
-    # Those in oneDNN's layout have no storage to ask.
+    # Tensors in oneDNN's layout have no storage.
     packed = [t.numel() * t.element_size() for t in tensors if t.is_mkldnn]
     storages = [t.untyped_storage() for t in tensors if not t.is_mkldnn]
     return sum({one.data_ptr(): one.nbytes() for one in storages}.values()) + sum(packed)
 
 
 def allocations(device: str) -> int:
-    """Allocations on the device since the process began; 0 on a CPU, where nobody counts them.
-
-    What is freed again before the end of a chunk counts, too; `allocated_bytes` does not see it.
-    """
+    """Allocations on the device since the process began, freed ones too; 0 on a CPU."""
     if not device.startswith('cuda'):
         return 0
     return int(torch.cuda.memory_stats(device)['allocation.all.allocated'])
@@ -587,7 +570,7 @@ def _memory_of_an_engine(device: str, size: str, chunks: int) -> dict[str, int]:
 def packed_keys(device: str, size: str) -> Finding:
     """Attention by lengths against the plain modules on the same device, in bfloat16.
 
-    On CUDA the kernel must be usable, at published sizes too; on a CPU it must not.
+    On CUDA the kernel must be usable, at published sizes too; on a CPU not.
     """
     expected = device.startswith('cuda')
     usable_at = {name: _usable(device, name) for name in ('pi05', 'smolvla')}
@@ -627,8 +610,7 @@ def _usable(device: str, name: str) -> bool:
 def products(device: str, size: str) -> Finding:
     """Products of vision and prefix that take GELU or the residual stream along, in bfloat16.
 
-    On CUDA all of the published sizes must be usable, one by one; on a CPU none is. The size does
-    not matter.
+    On CUDA all published sizes must be usable; on a CPU none. The size does not matter.
     """
     figures = {}
     for name in ('pi05', 'smolvla'):
@@ -653,7 +635,7 @@ def products(device: str, size: str) -> Finding:
     return Finding(passed, note, figures)
 
 
-# What is worth most comes first: it has the time of all.
+# The most important come first, as time may run out.
 CHECKS: dict[str, Callable[[str, str], Finding]] = {
     'correctness': correctness,
     'families': families,
@@ -663,6 +645,6 @@ CHECKS: dict[str, Callable[[str, str], Finding]] = {
     'products': products,
     'overlap': overlap,
     'memory': memory,
-    # Last: a kernel that writes where it may not ends all that comes after it in this process.
+    # Last: an out-of-bounds write of a kernel breaks the process.
     'triton': triton,
 }

@@ -1,7 +1,7 @@
 """Milliseconds of each phase of one policy: captured graphs, eager, and Triton.
 
-A miss is an inference of which nothing is cached: every camera, prefix, denoise. A hit reuses the
-prefix: denoise alone. Each is the wall time from inputs in host memory to the chunk in host memory.
+A miss runs every camera, prefix and denoise; a hit denoises alone. Each is the wall time from
+inputs in host memory to the chunk in host memory.
 """
 
 from __future__ import annotations
@@ -59,16 +59,10 @@ def time_phases(
     warm_up: int,
     most_s: float = math.inf,
 ) -> dict[str, list[float]]:
-    """Milliseconds per phase, `repeats` samples of each after so many for warming up.
+    """Milliseconds per phase, `repeats` samples of each after `warm_up`, until `most_s` seconds.
 
-    Args:
-        engine: engine that runs the policy.
-        inputs: inputs of a chunk.
-        repeats, warm_up: samples that count, and those before them.
-        most_s: sampling ends after so many seconds, with what there is.
-
-    Returns:
-        `vision` (one camera), `prefix`, `denoise`, `miss` (all of them) and `hit` (denoise alone)
+    Returns `vision` (one camera), `prefix`, `denoise`, `miss` (all of them) and `hit` (denoise
+    alone).
     """
     cameras = len(inputs.pixels)
     samples: dict[str, list[float]] = {
@@ -115,18 +109,10 @@ def measure(
 ) -> dict[str, Any]:
     """Latency of one configuration, and how far its chunk is from the eager one.
 
-    Args:
-        network: weights on the device, in the mode's precision; any number of cameras.
-        family: family of the network.
-        cameras, rows: views and prompt rows, the engine made for exactly these.
-        repeats, warm_up, most_s: see `time_phases`.
-
-    Returns:
-        percentiles of each phase in ms, first run in s, status of the graphs, error, `fault` (what
-        is wrong with its chunk, or ''), least times in ms, memory in GiB
-
-    Raises:
-        RuntimeError: the Triton kernels are not usable here; says why.
+    `network`: weights on the device, in the mode's precision; `cameras` and `rows`: of the engine.
+    Returns percentiles of each phase in ms, first run in s, status of the graphs, error, `fault`
+    (of its chunk, or ''), least times in ms, memory in GiB. Raises RuntimeError: the Triton
+    kernels are not usable.
     """
     network = with_cameras(network, family, cameras)
     inputs = random_inputs(network.dims, rows, seed=1)
@@ -167,10 +153,7 @@ def measure(
 
 
 def fault_of(mode: Mode, error: float) -> str:
-    """Return what is wrong with a chunk that is so far from the eager one; '' within the bound.
-
-    The bound is that of receipts: the published size is deeper than that of the checks.
-    """
+    """Return what is wrong with a chunk so far from the eager one; '' within receipts' bound."""
     bound = BOUNDS[mode.precision].chunk
     if error <= bound:
         return ''
@@ -204,13 +187,9 @@ def _least_ms(network: PiNetwork, rows: int, device: torch.device) -> dict[str, 
 
 
 def configurations(quick: bool, triton: bool = True) -> list[tuple[int, int, Mode]]:
-    """(views, rows, mode) in the order of their worth: what does not fit in the time is last.
+    """(views, rows, mode), the most important first; `quick`: two views alone.
 
-    Our own kernels follow PyTorch's modes: one that writes where it may not ends the process.
-
-    Args:
-        quick: for two views alone.
-        triton: the device runs Triton's kernels.
+    Our kernels follow PyTorch's modes: one that writes out of bounds ends the process.
     """
     views = (2,) if quick else (3, 2, 1)
     modes = (GRAPH, EAGER, *((TRITON_GRAPH,) if triton else ()))
@@ -255,13 +234,7 @@ LEAST_SAMPLES = 200
 
 
 class Samples(NamedTuple):
-    """Samples of a configuration.
-
-    Attributes:
-        count: samples that count.
-        warm_up: samples before them.
-        share: part of the time that is left which they may take.
-    """
+    """Samples of a configuration; `share` of the remaining time that they may take."""
 
     count: int
     warm_up: int
@@ -285,11 +258,7 @@ def samples_of(views: int, rows: int, mode: str) -> Samples:
 
 
 def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
-    """Return every target with what was found; None where it was not measured.
-
-    Args:
-        results: results of `gpu_latency.measure`.
-    """
+    """Return every target with its figure from `measure`; None where not measured."""
     return [target for mode in MODES for target in _targets_of(mode, results)]
 
 

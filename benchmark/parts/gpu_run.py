@@ -18,23 +18,16 @@ from types import FrameType
 from typing import Any
 
 PACKAGES = ['torch', 'triton', 'numpy', 'pyyaml', 'safetensors']
-# A library that swallowed the first interruption meets the next.
+# Repeat: a library may swallow the first interruption.
 _AGAIN_S = 5.0
 
 
 class OverTimeError(BaseException):
-    """A part took longer than it may.
-
-    No `Exception`: what tries one way after another would take it for a way that does not work.
-    """
+    """A part took longer than it may; no `Exception`, which fallbacks would catch."""
 
 
 class Clock:
-    """Progress lines with the time since the start, and what is left of a budget.
-
-    Args:
-        budget_s: seconds from now.
-    """
+    """Progress lines with the time since the start, and the rest of `budget_s`."""
 
     def __init__(self, budget_s: float) -> None:
         self._start = perf_counter()
@@ -52,10 +45,9 @@ class Clock:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise OverTimeError in the block when it has run for so long; for the main thread.
+    """Raise OverTimeError in the block after `seconds`; for the main thread.
 
-    Python code is interrupted, and so are its waits; a call into a library that does not return is
-    not (`ended_after`).
+    It interrupts Python code and its waits, but no call into a library (`ended_after`).
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -72,10 +64,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def ended_after(seconds: float) -> Iterator[None]:
-    """End the process with exit code 1 when the block has run for so long, whatever it waits for.
-
-    The stacks of all threads are printed first. Files that are open are lost.
-    """
+    """End the process with code 1 after `seconds` in the block, printing all threads' stacks."""
     # Not sys.stderr: a test's has no descriptor.
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
     try:

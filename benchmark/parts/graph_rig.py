@@ -29,10 +29,7 @@ PACKAGES = ('numpy', 'torch', 'ros-rclpy', 'ros-fastrtps')
 
 
 def keep_others_out() -> None:
-    """Run this process and its children before everything else (SCHED_FIFO, needs permission).
-
-    For machines that are busy with other work: what is measured is then the node and not them.
-    """
+    """Run this process and its children before everything else (SCHED_FIFO, needs permission)."""
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(5))
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 TASK = 'put the cup on the shelf'
-# As the published ones: lerobot/smolvla_base reads three cameras, ALOHA's ACT and PushT's
+# As published: lerobot/smolvla_base reads three cameras, ALOHA's ACT and PushT's
 # Diffusion Policy one.
 CAMERAS = {'act': 1, 'smolvla': 3, 'pi05': 3, 'diffusion': 1}
 JOINTS = {'act': 14, 'smolvla': 6, 'pi05': 7, 'diffusion': 2}
@@ -72,7 +72,7 @@ SMOLVLM2 = {
         'patch_size': 16,
     },
 }
-# pi0.5 at a size for a CPU, as `cpu_paths.py` has it, and for a rehearsal: layers.
+# Layers of pi0.5 at a size for a CPU, and for a rehearsal.
 PI05_DEPTHS = {'mid': 12, 'tiny': 2}
 PI05_HEADS = {'num_heads': 8, 'num_kv_heads': 1, 'head_dim': 64}
 PI05_WIDTHS = {
@@ -94,16 +94,12 @@ class Options:
     """Options that the process is started with.
 
     Attributes:
-        family: family of the policy.
-        size: size of pi0.5: 'published', 'mid' or 'tiny'; the others are 'published'.
-        folder: folder of the checkpoint.
-        tokenizer: file of the tokenizer, or '' for a policy without a prompt.
+        size: of pi0.5: 'published', 'mid' or 'tiny'; the others are 'published'.
+        tokenizer: file, or '' for a policy without a prompt.
         device: 'cpu' or 'cuda'.
-        threads: threads of PyTorch.
-        precision: 'float32'; 'tf32', which is float32 with the products and convolutions that
-            `lerobot_eval.py` allows on a GPU; 'bfloat16', as LeRobot's pi0.5 offers it, with the
-            same.
-        compile_mode: mode of LeRobot's own `torch.compile`; '' runs eagerly.
+        precision: 'float32'; 'tf32', with the GPU products and convolutions of
+            `lerobot_eval.py`; 'bfloat16', as LeRobot's pi0.5, with the same.
+        compile_mode: of LeRobot's `torch.compile`; '' runs eagerly.
     """
 
     family: str
@@ -196,7 +192,7 @@ def policy_class(family: str) -> Any:
 def make(options: Options) -> None:
     """Write a folder as LeRobot saves it, with seeded random weights drawn on the device.
 
-    pi0.5 of published size is written as the bfloat16 that LeRobot offers: half of the file.
+    pi0.5 of published size is in bfloat16: half of the file.
     """
     from lerobot.configs.types import FeatureType, PolicyFeature
 
@@ -264,10 +260,10 @@ def make(options: Options) -> None:
 
 @torch.no_grad()
 def draw_constants(policy: torch.nn.Module) -> None:
-    """Draw what a new policy starts with at a constant, so that chunks depend on it.
+    """Draw a new policy's constants, so that chunks depend on them.
 
-    Those are frozen norms, and matrices of zeros: pi0.5's adaptive norms begin with gates of zero,
-    with which no layer of the expert adds anything.
+    Those are frozen norms and zero matrices: with pi0.5's zero gates no expert layer adds
+    anything.
     """
     for name, buffer in policy.named_buffers():
         if name.endswith('running_var'):
@@ -307,11 +303,7 @@ def set_products(options: Options) -> None:
 
 
 class Server:
-    """One policy of LeRobot, and its processors.
-
-    Args:
-        options: options of a folder that `make` wrote.
-    """
+    """One policy of LeRobot, from a folder of `make`, and its processors."""
 
     def __init__(self, options: Options) -> None:
         from lerobot.configs.policies import PreTrainedConfig

@@ -30,13 +30,9 @@ RESULTS = Path(__file__).parents[1] / 'results'
 
 
 class Target(NamedTuple):
-    """A figure that a run may reach at most.
+    """A figure that a run may reach at most; `found` is None where not measured.
 
-    Attributes:
-        name: for people.
-        most: the figure, at most.
-        found: the figure that was found; None where it was not measured.
-        samples: measurements behind it, where their number matters.
+    `samples`: measurements behind it, where their number matters.
     """
 
     name: str
@@ -55,7 +51,7 @@ class Target(NamedTuple):
 
 
 def in_turn(kinds: Sequence[str], round_: int) -> list[str]:
-    """All kinds, each in each place equally often: the second of two equal ones took 0.95."""
+    """All kinds, each equally often at each position: the second of two equal ones took 0.95."""
     first = round_ % len(kinds)
     return [*kinds[first:], *kinds[:first]]
 
@@ -85,11 +81,7 @@ def commit() -> str | None:
 def write_result(
     name: str, figures: Mapping[str, Any], packages: Sequence[str], out: Path | None = None
 ) -> Path:
-    """Write `benchmark/results/NAME.json`, or to `out`.
-
-    The command is recorded as a user would type it from the project's root, and the commit of the
-    code, if it runs from a checkout.
-    """
+    """Write `benchmark/results/NAME.json`, or to `out`, with command and commit."""
     path = out or RESULTS / f'{name}.json'
     path.parent.mkdir(parents=True, exist_ok=True)
     script = Path(sys.argv[0]).resolve()

@@ -1,6 +1,6 @@
-"""Networks with seeded random weights, and inputs for them: all that a measurement of speed needs.
+"""Networks with seeded random weights, and inputs for them, to measure speed.
 
-Imports torch, numpy and the networks alone, so that it runs where nothing else is installed.
+Imports torch, numpy and the networks alone.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ SIZES = ('tiny', 'reduced', 'full')
 
 @dataclass(frozen=True)
 class ChunkInputs:
-    """Everything that one chunk is made of; see `engines.engine` for the shapes.
+    """Everything that one chunk is made of; shapes as in `engines.engine`.
 
-    Attributes:
-        pixels: of each camera, (3, height, width); the sizes of some families' cameras differ.
-        schedule: steps of the head.
+    `pixels` of each camera are (3, height, width).
     """
 
     pixels: Sequence[np.ndarray] | np.ndarray
@@ -78,17 +76,15 @@ def random_network(
 ) -> PiNetwork:
     """A network whose every weight matters, and whose activations stay of order one.
 
-    The same seed gives the same weights on every device; they are rounded to `precision`. The text
-    table and matrices of more than 2^22 numbers are drawn on the device itself: fast, but another
-    device draws others.
+    The same seed gives the same weights on every device, rounded to `precision`, but the text
+    table and matrices of more than 2^22 numbers: they are drawn on the device itself, for speed.
 
-    Raises:
-        ValueError: unknown family or precision.
+    Raises ValueError: unknown family or precision.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision '{precision}' is none of {', '.join(PRECISIONS)}")
     if torch.device(device).type == 'cuda':
-        # As the product's loading does.
+        # As when a policy is loaded.
         compute_in_full_precision()
     with torch.device('meta'):
         network = build_network(family, dims)
@@ -124,10 +120,7 @@ def with_cameras(network: PiNetwork, family: str, cameras: int) -> PiNetwork:
 def random_inputs(
     dims: PiDims, rows: int, seed: int, *, steps: int = 10, beta: float = 2.0
 ) -> ChunkInputs:
-    """Seeded inputs; two rows are a guided pair of prompts of different lengths.
-
-    The padding's content is random too: what is masked must not matter.
-    """
+    """Seeded inputs; two rows are guided prompts of different lengths, randomly padded."""
     random = np.random.default_rng(seed)
     size = dims.vision.image_size
     lengths = [dims.prompt_length * 3 // 4, dims.prompt_length // 2][:rows]

@@ -143,9 +143,8 @@ def controllers(rate_hz: int, arm: dict[str, Any], *, forward: bool) -> dict[str
 class Rig:
     """Controllers, the executor of some checkout, and what both say.
 
-    Attributes:
-        states: stamp, output and error of joint_1 in every cycle; the output's velocity.
-        sent: steady time of every arm command.
+    `states`: stamp, output, error and velocity of joint_1's output in every cycle; `sent`: steady
+    time of every arm command.
     """
 
     def __init__(self, words: argparse.Namespace, work: Path) -> None:
@@ -328,8 +327,7 @@ class Rig:
 def motion(stamps_s: np.ndarray, positions: np.ndarray, rate_hz: int) -> dict[str, Any]:
     """Return the figures of a position's motion, by the cycles' own times.
 
-    The ripple is the speed of a cycle against the mean of 60 ms around it, where that is above
-    0.3 rad/s.
+    The ripple is a cycle's speed against the mean of 60 ms around it, where above 0.3 rad/s.
     """
     stamps_s, first = np.unique(stamps_s, return_index=True)
     spans_s = np.diff(stamps_s)

@@ -16,7 +16,7 @@ from vla_runtime.execution.plausibility import DOUBT_NS
 
 # A joint that moves less from tick to tick stands still, rad or m.
 STILL = 1e-7
-# What a fault does to the ticks shows within this after it.
+# A fault's effect on the ticks shows within this time.
 _SHOWS_NS = 1_000_000_000
 # Shorter than this between two ticks with motion is no stall.
 _SHORTEST_NS = 50_000_000
@@ -24,7 +24,7 @@ _SHORTEST_NS = 50_000_000
 _LATE_TICK_NS = 25_000_000
 # Transport of frame, request, chunk and command, and ticks, on a machine with cores to spare.
 ALLOWANCE_S = 0.15
-# A command so near to the robot is where the robot is, whatever the one before it was, rad or m.
+# A command this near to the measured position counts as reset to it, rad or m.
 SEATED = 0.05
 # A stopped robot stays where it is: `hold_follows`, rad.
 STAYS = 0.05
@@ -46,9 +46,9 @@ _BEFORE_KILL_NS, _AFTER_KILL_NS = 200_000_000, 5_000_000_000
 # Within this a policy notices that the middleware has cut it off.
 _NOTICED_NS = 2_000_000_000
 _LOG_LINE = re.compile(r'\[\w+\] \[(\d+)\.(\d+)\] \[\w+\]: (.*)')
-# Faults after which the executor doubts readings that make sense again.
+# Faults after which the executor waits before it trusts readings again.
 _DOUBTED = ('joint_states_jump', 'glitch', 'bus_repeats', 'reading_stays_wrong')
-# Inferences that count for a stall: within this of it, or else so many nearest ones.
+# Inferences that count for a stall: within this time, else this many nearest.
 _INFERENCES_BESIDE_NS = 1_000_000_000
 _NEAREST = 3
 
@@ -58,10 +58,10 @@ class Commands:
     """Commands that the robot was given.
 
     Attributes:
-        stamps_ns: (n,) header stamps, increasing.
+        stamps_ns: (n,) rising.
         arrivals_ns: (n,) when they came.
         positions: (n, joints) rad or m.
-        measured: (n, joints) where the robot was at their stamps; None where nobody knows.
+        measured: (n, joints) at their stamps; None where unknown.
     """
 
     stamps_ns: np.ndarray
@@ -72,12 +72,7 @@ class Commands:
 
 @dataclass(frozen=True)
 class Frames:
-    """Frames of one camera.
-
-    Attributes:
-        stamps_ns: (n,) when its shutter closed, increasing.
-        published_ns: (n,) when its driver had published it, increasing.
-    """
+    """Frames of one camera: (n,) shutter stamps and times of publishing, rising."""
 
     stamps_ns: np.ndarray
     published_ns: np.ndarray
@@ -88,18 +83,16 @@ class Fault:
     """One fault, as it was played.
 
     Attributes:
-        kind: kind of fault.
-        detail: parameters of the fault, in words.
+        detail: parameters, in words.
         begin_ns: just before it.
-        over_ns: just after it; where a person was needed, when the robot was started again.
-        stops: the robot may stand still meanwhile.
-        operator: a person was needed; what the executor said.
-        recovery_s: from its end to the first motion, or to the next fault without one.
-        allowed_s: largest allowed recovery.
-        longest_s: the longest time without motion while it lasted.
-        longest_tick_s: the longest time between two commands, from its begin to `_SHOWS_NS` after
-            its end.
-        machine_s: part of that time in which the machine had no core for a thread.
+        over_ns: just after it; where a person was needed, at the restart.
+        stops: the robot may stand still.
+        operator: a person was needed; the executor's words.
+        recovery_s: from its end to the first motion or the next fault.
+        longest_s: longest time without motion during it.
+        longest_tick_s: longest time between commands, from its begin to `_SHOWS_NS` after its
+            end.
+        machine_s: part of that without a core for a ready thread.
     """
 
     kind: str
@@ -117,15 +110,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything that the bound of a stall is made of.
+    """Everything that a stall's bound is made of.
 
     Attributes:
-        commands: all of them.
-        cameras: the frames of each.
-        inferences: (n, 2) float64: when a chunk's report came, ns, and how long it took, s.
-        pulse: (n, 2) int64: when a thread of the harness woke up late, and by how much, ns.
+        inferences: (n, 2) float64: report time, ns, and duration, s.
+        pulse: (n, 2) int64: when a harness thread woke up late, and by how much, ns.
         held: (n, 2) int64: the same of the policy's interpreter.
-        faults: in order.
     """
 
     commands: Commands
@@ -141,12 +131,10 @@ class Stall:
     """A time without motion that no fault excuses.
 
     Attributes:
-        begin_ns: the last tick with motion, or the end of a fault.
-        seconds: duration.
-        allowed_s: longest duration allowed, see `allowed`.
-        parts: parts of the allowed duration, seconds.
-        after: fault that it follows directly; empty for none.
-        held_s: part of it in which the policy's interpreter stood still, for whatever reason.
+        begin_ns: last tick with motion, or end of a fault.
+        parts: of the allowed duration, s.
+        after: fault directly before it, or empty.
+        held_s: part in which the policy's interpreter stood still.
     """
 
     begin_ns: int
@@ -162,14 +150,9 @@ class Stall:
 
 
 def cut_offs(policy_log: str, faults: Sequence[Fault]) -> list[Fault]:
-    """Find where Fast DDS cut a policy off that had stood still, and its process started again.
+    """Find where Fast DDS cut off a stopped policy, whose process then started again.
 
-    Args:
-        policy_log: output of the policy's processes.
-        faults: faults that were played, in order; at least one.
-
-    Returns:
-        a fault each, from the end of the SIGSTOP until a policy has loaded again
+    Returns a fault each, from the end of the SIGSTOP until a policy has loaded.
     """
     lines = [
         (int(match[1]) * 1_000_000_000 + int(match[2]), match[3])
@@ -201,9 +184,8 @@ def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> d
     """Longest accepted parts of a time without motion, seconds by part.
 
     The next frames of all cameras that belong together, so many inferences as long as those beside
-    it were, what transport and ticks take, and the time for which the machine had no core for a
-    thread. Also the time for which the policy stood still, where that began soon after a
-    participant was killed, and as far as it is in none of the others.
+    it, transport and ticks, and the time without a core for a ready thread; soon after a
+    participant was killed, also the remaining time for which the policy stood still.
     """
     frame_ns = _next_together_ns(record.cameras, begin_ns) - begin_ns
     near = _inferences_beside(record, begin_ns, end_ns)
@@ -217,7 +199,7 @@ def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> d
 
 
 def _held_s(record: Record, begin_ns: int, end_ns: int) -> float:
-    """For how long the policy stood still, where a killed participant may be the reason."""
+    """Time for which the policy stood still, maybe because of a killed participant."""
     begins = record.held[:, 0] - record.held[:, 1]
     excused = np.zeros(len(begins), dtype=bool)
     for kill in _kills(record):
@@ -229,17 +211,13 @@ def _held_s(record: Record, begin_ns: int, end_ns: int) -> float:
 
 
 def _kills(record: Record) -> list[int]:
-    """When processes had been killed, ns."""
+    """Times at which processes had been killed, ns."""
     listeners = [fault.over_ns for fault in record.faults if fault.kind == 'participants']
     return listeners + [f.begin_ns for f in record.faults if f.kind == 'policy_killed']
 
 
 def _next_together_ns(cameras: Sequence[Frames], begin_ns: int) -> int:
-    """When the cameras next have newer frames that belong together.
-
-    Returns:
-        ns; the last frame's time where there are none any more, `begin_ns` without any frame
-    """
+    """Time at which the cameras next have newer frames that belong together."""
     later = np.concatenate([one.published_ns[one.published_ns > begin_ns] for one in cameras])
     seen_ns = _newest_together_ns(cameras, begin_ns)
     at_ns = begin_ns
@@ -275,10 +253,10 @@ def _inferences_beside(record: Record, begin_ns: int, end_ns: int) -> np.ndarray
 
 
 def find_stalls(record: Record) -> list[Stall]:
-    """Times without motion outside faults; fills in what is to be found out about each fault.
+    """Find times without motion outside faults; complete each fault's figures.
 
-    Those that begin in the middle of the motion may take one inference. After a fault, or after
-    a late tick has dropped the plan, one may be under way whose chunk is of no use any more.
+    One in the middle of the motion may take one inference. After a fault, or a late tick that
+    dropped the plan, one more may be under way in vain.
     """
     motion = motion_ns(record.commands)
     stalls = []
@@ -319,10 +297,7 @@ def find_stalls(record: Record) -> list[Stall]:
 def _end_of_recovery(
     fault: Fault, excuses: Sequence[Fault], motion: np.ndarray, last_ns: int
 ) -> int:
-    """The first motion after a fault, or the next fault or the end where that comes before it.
-
-    A fault that ends while another one lasts is over with that one.
-    """
+    """The first motion after a fault, or the next fault or the end where that comes before it."""
     if any(other.begin_ns <= fault.over_ns < other.over_ns for other in excuses):
         return fault.over_ns
     place = np.searchsorted(motion, fault.over_ns, side='right')
@@ -336,7 +311,7 @@ def _late_ticks(stamps_ns: np.ndarray) -> np.ndarray:
 
 
 def _look_at(fault: Fault, motion: np.ndarray, record: Record) -> None:
-    """Set the longest time without motion while the fault lasted, and the longest tick."""
+    """Set the fault's longest time without motion, and its longest tick."""
     inside = motion[(motion > fault.begin_ns) & (motion < fault.over_ns)]
     edges = np.concatenate([[fault.begin_ns], inside, [fault.over_ns]])
     fault.longest_s = float(np.diff(edges).max()) * 1e-9
@@ -349,12 +324,7 @@ def _look_at(fault: Fault, motion: np.ndarray, record: Record) -> None:
 
 
 def _late_s(pulse: np.ndarray, begin_ns: int, end_ns: int) -> float:
-    """For how long, within these times, a thread that wanted to run did not.
-
-    Args:
-        pulse: (n, 2) when each such time ended, and how long it was, ns; they may overlap.
-        begin_ns, end_ns: bounds.
-    """
+    """Return when (ns) a ready thread's waits ended, and their lengths (ns), as (n, 2)."""
     ends = np.clip(pulse[:, 0], begin_ns, end_ns)
     begins = np.clip(pulse[:, 0] - pulse[:, 1], begin_ns, end_ns)
     order = np.argsort(begins)
@@ -366,13 +336,9 @@ def _late_s(pulse: np.ndarray, begin_ns: int, end_ns: int) -> float:
 
 @dataclass(frozen=True)
 class LimitUse:
-    """Share of one limit that the commands used.
+    """Use of one limit by the commands, as a fraction: 1 is the limit.
 
-    Attributes:
-        worst: largest share of the limit; 1 is the limit.
-        violations: ticks beyond it.
-        at_even_ticks: violations where both intervals were within a fifth of each other.
-        examples: the worst of them.
+    `at_even_ticks`: violations with both intervals within a fifth of each other.
     """
 
     worst: float
@@ -391,24 +357,15 @@ def check_limits(
 ) -> dict[str, LimitUse]:
     """Compare every command with the limits, by the stamps.
 
-    Velocity is the difference of two commands by that of their stamps; acceleration the
-    difference of two such velocities by the time between the middles of their intervals: no motion
-    within the limits exceeds either, however uneven the ticks are. A command after a pause may
-    slow down more suddenly: it contains no more than one and a half periods at top speed. A joint
-    whose command is set to where it is does not move by that.
+    Velocity is the difference of two commands by that of their stamps; acceleration that of two
+    velocities by the time between the middles of their intervals: no motion within the limits
+    exceeds either. A command after a pause may slow down more suddenly, but holds at most one and
+    a half periods at top speed. A command reset to the measured position is no motion.
 
-    Args:
-        record: record of the run.
-        names: (joints,) names.
-        lower: (joints,) smallest position.
-        upper: (joints,) largest position.
-        velocity: (joints,) largest.
-        acceleration: (joints,) largest; infinite where there is none.
+    Returns `position`, `velocity`, `acceleration`, `after a pause`, and `immediate stops`: ticks
+    beyond the acceleration limit that only slow down, in faults that may stop the robot at once.
 
-    Returns:
-        use of `position`, `velocity`, `acceleration`, and of what a command `after a pause` may
-        contain; and `immediate stops`: ticks beyond the acceleration limit that only take speed
-        away, in faults that may stop the robot at once
+    `acceleration`: infinite where there is none; all limits are (joints,).
     """
     commands = record.commands
     stamps, positions = commands.stamps_ns, commands.positions
@@ -449,10 +406,7 @@ def _seated(
     most: np.ndarray,
     acceleration: np.ndarray,
 ) -> np.ndarray:
-    """Return which joints' commands were set to where they are, (n - 1, joints) bool.
-
-    From further away than a joint may go, or out of rest than it may get going.
-    """
+    """Return which commands were set to the measured position, (n - 1, joints) bool."""
     if commands.measured is None:
         return np.zeros(ways.shape, dtype=bool)
     near = np.abs(commands.positions - commands.measured)[1:] <= SEATED
@@ -464,7 +418,7 @@ def _seated(
 
 
 def unexplained_stops(record: Record) -> list[Fault]:
-    """Stops that no fault, and no policy or machine that stood still, was the reason of."""
+    """Stops that neither a fault nor a stalled policy or machine explains."""
     return [
         fault
         for fault in record.faults

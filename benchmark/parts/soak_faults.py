@@ -1,7 +1,7 @@
 """Faults of the soak, each from its begin to its end.
 
-A fault gets the `Rig` and a random generator, lasts as long as its function, and returns what
-exactly it did. Whatever state it leaves behind, the operator starts the robot again.
+A fault gets the `Rig` and a random generator, lasts as long as its function, and returns what it
+did. The operator then starts the robot again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MATCH_S = 5.0
 _OUTAGE_S, _RESTS_S = 2.0, 2.5
 # A false reading that is further off than this is plain to see.
 _PLAIN_RAD = 0.2
-# What joins the graph: somebody who looks at images.
+# A participant that subscribes to images.
 _LISTENER = """
 import sys
 import rclpy
@@ -47,19 +47,13 @@ _Play = Callable[['Rig', np.random.Generator], str]
 
 @dataclass(frozen=True)
 class FaultKind:
-    """One kind of fault.
-
-    Attributes:
-        play: does it; returns what exactly.
-        stops: the robot may stand still while it lasts.
-    """
+    """One kind of fault; `stops`: the robot may stand still while it lasts."""
 
     play: _Play
     stops: bool = True
 
 
 def _last(random: np.random.Generator, low_s: float, high_s: float) -> float:
-    """Let the fault last; seconds."""
     seconds = float(random.uniform(low_s, high_s))
     time.sleep(seconds)
     return seconds
@@ -86,7 +80,6 @@ def policy_killed(rig: Rig, random: np.random.Generator) -> str:
 
 
 def _some_cameras(rig: Rig, random: np.random.Generator) -> list[str]:
-    """One of them, or all."""
     topics = rig.camera_topics
     return topics if random.random() < 0.3 else [str(random.choice(topics))]
 
@@ -202,9 +195,9 @@ def glitch(rig: Rig, random: np.random.Generator) -> str:
 
 
 def reading_stays_wrong(rig: Rig, random: np.random.Generator) -> str:
-    """A reading that stays wrong, a person who calls ~/start once as the status says, and no more.
+    """A reading that stays wrong while a person calls ~/start once; it must be refused.
 
-    The first start must be refused: nobody saw the arm go there. Then the true reading is back.
+    Nobody saw the arm go there. Then the true reading is back.
     """
     stopped = _stop_first(rig, random)
     joint, place = _arm_joint(rig, random), rig.robot.positions
@@ -266,7 +259,7 @@ def second_publisher(rig: Rig, random: np.random.Generator) -> str:
 
 
 def power_lost(rig: Rig, random: np.random.Generator) -> str:
-    """Motors and joint states are away together, and a hand may move the arm meanwhile."""
+    """Motors and joint states are away together; a hand may move the arm meanwhile."""
     stopped = _stop_first(rig, random)
     seconds = float(np.exp(random.uniform(np.log(0.2), np.log(30.0))))
     rig.robot.powered, rig.robot.silent = False, True
@@ -276,7 +269,7 @@ def power_lost(rig: Rig, random: np.random.Generator) -> str:
         rig.robot.guide(_by_hand(rig, random, 0.6 * seconds), 0.6 * seconds)
     time.sleep(max(0.0, end_s - time.monotonic()))
     if guided and seconds <= _OUTAGE_S:
-        # A place that is new after a short outage may be a failed read: the arm has to rest there.
+        # A new position after a short outage may be a failed read: the arm must rest there.
         rig.robot.silent = False
         time.sleep(_RESTS_S)
     rig.robot.power_on()
@@ -287,13 +280,13 @@ def power_lost(rig: Rig, random: np.random.Generator) -> str:
 
 
 def guided_while_stopped(rig: Rig, random: np.random.Generator) -> str:
-    """A hand moves an arm whose motors are off and whose joint states go on; they come on."""
+    """A hand moves an arm without power whose joint states go on; then the motors come on."""
     rig.services.insist(Trigger, f'{rig.EXECUTOR}/stop', Trigger.Request())
     time.sleep(0.5)
     rig.robot.powered = False
     seconds = float(random.uniform(0.5, 2.0))
     rig.robot.guide(_by_hand(rig, random, seconds), seconds)
-    # It rests, and its hold is taken along.
+    # It rests, and its hold follows.
     rests = _last(random, 1.5, 3.0)
     rig.robot.powered = True
     time.sleep(1.0)
@@ -301,7 +294,7 @@ def guided_while_stopped(rig: Rig, random: np.random.Generator) -> str:
 
 
 def _by_hand(rig: Rig, random: np.random.Generator, seconds: float) -> np.ndarray:
-    """(joints,) way of a hand, at 1 rad/s at most."""
+    """Motion (joints,) of a hand, at 1 rad/s at most."""
     by = np.zeros(len(rig.robot_file.joints))
     for _ in range(3):
         by[_arm_joint(rig, random)] = random.uniform(-1.0, 1.0) * min(seconds, 0.8)
@@ -474,7 +467,6 @@ def _wait_for_match(publisher: Any) -> None:
 
 
 def fault_kinds() -> dict[str, FaultKind]:
-    """All of them by name."""
     return {
         'policy_frozen': FaultKind(policy_frozen),
         'policy_killed': FaultKind(policy_killed),

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 PERIOD_NS, NOTED_NS = 5_000_000, 2_000_000
-# A thread beside a node costs the node time, and waits for the interpreter now and then.
+# A thread in the node's process costs it time and waits for the interpreter.
 NODE_PERIOD_NS, NODE_NOTED_NS = 20_000_000, 50_000_000
 
 

@@ -76,13 +76,10 @@ class Profiles:
 
 @contextmanager
 def robot_graph(folder: Path) -> Iterator[tuple[Graph, Profiles]]:
-    """A graph as a robot's network is, that ends at this machine.
+    """A graph as a robot's network is, limited to this machine; profiles go into `folder`.
 
-    `LOCALHOST` would end there too, but gives every process shared memory, the executor as well.
-    This process, which is the robot, keeps out of shared memory as the executor does.
-
-    Args:
-        folder: the profiles are written into it.
+    `LOCALHOST` would give every process shared memory. This process, which is the robot, keeps out
+    of it as the executor does.
     """
     isolate()
     os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'SUBNET'
@@ -106,13 +103,9 @@ def use_profile(profile: Path) -> dict[str, str]:
 
 
 class Child:
-    """A Python process in a process group of its own; what it writes goes to a file.
+    """A Python process in its own process group, with its output in a file.
 
-    Args:
-        words: words of the command line, after the interpreter.
-        log: file that the process's output is appended to.
-        ends_with_stdin: True for a process that ends with its stdin, not with SIGINT.
-        profile: profile of Fast DDS.
+    `words`: of the command line; `ends_with_stdin`: instead of SIGINT; `profile`: of Fast DDS.
     """
 
     def __init__(
@@ -154,22 +147,19 @@ class Child:
         self._process.stdin.flush()
 
     def freeze(self) -> None:
-        """SIGSTOP to the group."""
         self._frozen = True
         os.killpg(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT to the group."""
         self._frozen = False
         os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL to the group, and wait."""
         os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def end(self) -> int:
-        """End it as a user would; its exit code. What does not follow is killed: a code below 0."""
+        """End it as a user would; return its exit code, below 0 where it had to be killed."""
         if self._frozen:
             self.thaw()
         if self.running:
@@ -185,19 +175,18 @@ class Child:
             return self._process.returncode
 
     def memory_mib(self) -> float:
-        """Resident memory."""
         text = Path(f'/proc/{self.pid}/status').read_text(encoding='ascii')
         return int(text.split('VmRSS:')[1].split()[0]) / 1024
 
 
 class Services:
-    """Calls services of nodes that may be frozen, dead, or in a dead one's place."""
+    """Calls services of nodes that may be frozen, dead or restarted."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
 
     def call(self, kind: Any, name: str, request: Any, timeout_s: float = _CALL_S) -> Any:
-        """The answer, or None when none came in time."""
+        """Return the answer, or None when none came in time."""
         node = self._graph.node
         client = node.create_client(kind, name)
         end_s = time.monotonic() + timeout_s
@@ -214,11 +203,7 @@ class Services:
         return None
 
     def insist(self, kind: Any, name: str, request: Any) -> Any:
-        """The answer of a call that may be repeated.
-
-        Raises:
-            TimeoutError: none came, however often.
-        """
+        """The answer of a call that may be repeated; TimeoutError: none came."""
         end_s = time.monotonic() + _INSIST_S
         while time.monotonic() < end_s:
             answer = self.call(kind, name, request)
@@ -227,11 +212,7 @@ class Services:
         raise TimeoutError(f'{name} has not answered for {_INSIST_S:g} s')
 
     def bring_up(self, node: str) -> None:
-        """Configure and activate a lifecycle node that has just been started.
-
-        Raises:
-            RuntimeError: it refused.
-        """
+        """Configure and activate a new lifecycle node; RuntimeError: it refused."""
         for transition in ('configure', 'activate'):
             number, _, goal = TRANSITIONS[transition]
             request = ChangeState.Request(transition=Transition(id=number))
@@ -276,7 +257,7 @@ _DENOISE_STEPS = 4
 AT_ITS_LIMIT = 'left_elbow'
 # The noise that a chunk is denoised from stays in its rows: this much of a joint's range.
 ROW_NOISE = 0.001
-# How many times the noise a chunk's own motion is.
+# Ratio of a chunk's motion to its noise.
 _GAIN = 100.0
 _LOOKS = 8
 
@@ -286,7 +267,7 @@ def write_robot(target: Path) -> Robot:
     content = yaml.safe_load(_ALOHA.read_text(encoding='utf-8'))
     names = [joint['name'] for joint in content['joints']]
     for joint in content['joints']:
-        # What is commanded is compared with the limits, in their units.
+        # Commands are compared with the limits in the same units.
         joint.pop('command', None)
     content['name'] = 'soak'
     content['outputs'] = [
@@ -302,10 +283,7 @@ def write_robot(target: Path) -> Robot:
 
 
 def home(robot: Robot) -> np.ndarray:
-    """(joints,) what the policy's actions lie around: the middle of each range, but for one joint.
-
-    `AT_ITS_LIMIT` is around its upper limit, so that half of its actions are beyond it.
-    """
+    """(joints,) middle of each range, and the upper limit for `AT_ITS_LIMIT`."""
     return np.array(
         [
             joint.upper if joint.name == AT_ITS_LIMIT else (joint.lower + joint.upper) / 2
@@ -345,11 +323,8 @@ def _weights(seed: int) -> dict[str, np.ndarray]:
 
 
 def write_policy(folder: Path, robot: Robot, step_time_s: float, seed: int) -> Path:
-    """Write the bundle to `folder`, which must not exist yet.
-
-    The statistics are made such that the mean action is `home`.
-    """
-    # Threads that spin lose tenfold on a busy machine.
+    """Write the bundle, whose mean action is `home`, to a new folder."""
+    # Spinning threads are ten times slower on a busy machine.
     torch.set_num_threads(1)
     spec, weights = _spec(robot, step_time_s), _weights(seed)
     centre, half = home(robot), _half_range(robot)
@@ -390,10 +365,10 @@ def _mean_action(bundle: Path, centre: np.ndarray, half: np.ndarray, seed: int) 
 
 
 _SCRIPTS = Path(__file__).parent
-# Two periods of the executor's status: what it says then is of after the question.
+# Two status periods: the status then is newer than the question.
 _STATUS_S = 0.45
 _START_S = 30.0
-# Memory is compared from here on: caches are filled, and the first chunks have come.
+# Memory is compared from here on, with filled caches and first chunks.
 _WARM_S = 20.0
 # What the soak changes in the shipped parameters. The latch needs a person after 20 clamped chunks,
 # and one joint's actions are beyond its limit all the time.
@@ -423,7 +398,7 @@ class Memory:
         self._seen: dict[int, tuple[float, list[tuple[float, float]]]] = {}
 
     def look(self, child: Child) -> None:
-        """Note what the process has now."""
+        """Record the process's memory now."""
         since_s, samples = self._seen.setdefault(child.pid, (time.monotonic(), []))
         seconds = time.monotonic() - since_s
         if seconds >= _WARM_S and child.running:
@@ -446,15 +421,9 @@ class Memory:
 class Rig:
     """One session: a policy of one step time, from the start of its nodes to their end.
 
-    Attributes:
-        faults: faults that were played.
-        control: the executor's newest status.
-        newest_chunk: newest chunk of the policy.
-        strays: frame_id and stamp of chunks that a fault sent.
-        strayed: motion of a stopped robot beyond `STAYS`, in words.
-        most_stopped: longest way of a joint of a stopped robot, rad.
-        problems: faults of the harness: settings refused, an end before time.
-        exit_codes: by process, once the session is over.
+    `control`: the executor's newest status; `strays`: frame_id and stamp of chunks that a fault
+    sent; `strayed`: motion of a stopped robot beyond `STAYS`, in words; `most_stopped`: longest
+    such way of a joint, rad; `problems`: of the harness; `exit_codes`: by process, at the end.
     """
 
     POLICY, EXECUTOR = '/vla_policy', '/vla_executor'
@@ -585,11 +554,7 @@ class Rig:
         self.services.bring_up(self.POLICY)
 
     def launch_again(self, name: str) -> Child:
-        """Start another executor of this robot, as a second launch does; it is no part of the rig.
-
-        Args:
-            name: its node's name.
-        """
+        """Start another executor of this robot, as a second launch does."""
         return Child(
             [
                 *('-m', MODULES['executor_node'], '--ros-args', '-r', f'__node:={name}'),
@@ -607,11 +572,10 @@ class Rig:
         self._children = [(name, child) for name, child in self._children if child.running]
 
     def change_camera(self, topic: str, **change: Any) -> None:
-        """Let one camera's driver do something else from now on."""
+        """Change one camera's driver from now on."""
         self.cameras.say(json.dumps({'topic': topic, **change}))
 
     def set_up_cameras(self, setup: CameraSetup) -> None:
-        """All of them."""
         self.camera_setup = setup
         for topic in self.camera_topics:
             self.change_camera(topic, rate_hz=setup.rate_hz, jitter_s=setup.jitter_s)
@@ -634,13 +598,9 @@ class Rig:
         return self.control.get('mode') == 'running'
 
     def start_as_operator(self) -> str:
-        """Start the robot again if it waits for a person.
+        """Start the robot again if it waits for a person; return its status, '' if it does not.
 
-        Returns:
-            what its status said; empty when no person was needed
-
-        Raises:
-            RuntimeError: it does not start.
+        Raises RuntimeError: it does not start.
         """
         asked_s = time.monotonic()
         while self._control_s < asked_s + _STATUS_S:

@@ -1,4 +1,4 @@
-"""The soak's simulated robot: joints that follow their commands with a lag, and what was commanded.
+"""The soak's simulated robot: joints that follow their commands with a lag.
 
 Every command is recorded with its header stamp and the time at which it came.
 """
@@ -26,9 +26,9 @@ LAG_S = 0.04
 _BACK = 0.005
 # Half of max_state_age_s: what comes later may stop the robot.
 _LATE_S = 0.1
-# Motors that come on wait so long for the executor's hold to come to where the robot is.
+# Powered motors wait this long for a hold at the measured position.
 _ANSWER_S = 15.0
-# As a push would: over so long.
+# Duration of a push.
 _PUSHED_WITHIN_S = 0.05
 # `frame_id` of commands that a fault sends.
 OTHER = 'another node'
@@ -56,7 +56,7 @@ class _Side:
         if message.header.frame_id:
             # Of another node (`OTHER`), which holds the robot where it is.
             return
-        # The stamps last: whoever counts them finds all the rest.
+        # Stamps last: whoever counts them finds the other data complete.
         self.numbers.extend(message.position)
         self.arrivals.append(time.time_ns())
         self.stamps.append(stamp_to_ns(message.header.stamp))
@@ -67,15 +67,13 @@ class SimulatedRobot:
     """Publishes joint states at 100 Hz on a thread of its own.
 
     Attributes:
-        silent: True while nothing is published.
-        powered: the motors are on.
+        silent: nothing is published.
         sensor_error: (joints,) added to what it publishes.
-        errs_for: samples for which it errs; none has an end where this is below 0.
-        repeats: True while it publishes what it measured before, under new stamps.
-        every: so many periods lie between two joint states.
+        errs_for: samples for which it errs; below 0: without end.
+        repeats: old measurements are published under new stamps.
+        every: periods between two joint states.
         positions: (joints,) where its joints are.
-        problems: exceptions of the robot's thread.
-        late: when a joint state came late, and by how much, ns.
+        late: when a joint state was late, and by how much, ns.
     """
 
     def __init__(self, graph: Graph, robot: Robot, positions: np.ndarray) -> None:
@@ -85,7 +83,7 @@ class SimulatedRobot:
         self.errs_for = -1
         self.repeats = False
         self.every = 1
-        # Stamps that are ahead: by how much, ns, and how many are left.
+        # Stamps ahead of the clock: by how much, ns, and how many remain.
         self._ahead_ns, self._ahead_for = 0, 0
         self._periods = 0
         self._measured = positions.copy()
@@ -101,13 +99,13 @@ class SimulatedRobot:
         # Joints that were pushed, until they are back at their command.
         self._springs = np.zeros(len(positions), dtype=bool)
         self._mark, self._furthest = positions.copy(), np.zeros(len(positions))
-        # Where a hand takes it, and how far a period.
+        # Target of a hand, and its way a period.
         self._guided: tuple[np.ndarray, np.ndarray] | None = None
-        # Steady time at which motors that are to come on wait no longer; infinite without any.
+        # Steady time until which motors wait to come on; infinite if none do.
         self._waits_until_s = float('inf')
         self._last_s = time.monotonic()
         self._sides = [_Side(graph, robot, index) for index in range(len(robot.outputs))]
-        # Where it was, and when.
+        # Past positions and their times.
         self._times, self._places = array.array('q'), array.array('d')
         self._loop = SteadyLoop(
             self._tick, RATE_HZ, 'robot', lambda error: self.problems.append(repr(error))
@@ -154,7 +152,7 @@ class SimulatedRobot:
 
     @property
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) times, ns, and (n, joints) where it was then."""
+        """(n,) times, ns, and (n, joints) positions then."""
         times = np.array(self._times)
         places = np.array(self._places)[: len(times) * len(self.positions)]
         return times, places.reshape(len(times), -1)
@@ -224,10 +222,7 @@ class SimulatedRobot:
         return self.powered
 
     def _command_has_come(self) -> bool:
-        """Return whether motors are to come on, and every joint of an arm is where it is commanded.
-
-        A gripper keeps its command, whatever it holds.
-        """
+        """Return whether motors are due and every arm joint is where it is commanded."""
         return self._waits_until_s < float('inf') and all(
             side.newest is None or not (self._away(side) > _BACK).any() for side in self._sides
         )

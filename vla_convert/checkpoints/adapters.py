@@ -1,9 +1,8 @@
 """Adapters (LoRA) of PEFT's form, merged into the policy that they were trained on.
 
-LeRobot saves such a training as `adapter_config.json` and `adapter_model.safetensors` beside
-config.json and the processors; others may save those two alone. A merged weight is W + s * B A with
-s = alpha / r, or alpha / sqrt(r) (arXiv 2106.09685, 2312.03732). It is float32, whatever W is
-stored in.
+A merged weight is W + s * B A with s = alpha / r, or alpha / sqrt(r) (arXiv 2106.09685,
+2312.03732), in float32. LeRobot saves `adapter_config.json` and `adapter_model.safetensors` beside
+config.json and the processors; other projects may save those two alone.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ADAPTER_CONFIG, ADAPTER_TENSORS = 'adapter_config.json', ADAPTER_FILE
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_TENSORS)
 _PREFIX = 'base_model.model.'
 _DOWN, _UP = '.lora_A.weight', '.lora_B.weight'
-# Numbers that are looked at together.
+# Numbers checked at once.
 _BLOCK = 1 << 22
 # Kinds that this merge does not reproduce.
 _FIXED: Mapping[str, object] = {
@@ -38,7 +37,7 @@ _FIXED: Mapping[str, object] = {
     'fan_in_fan_out': False,
     'lora_bias': False,
 }
-# Further ways of PEFT, off where they are empty.
+# PEFT's further options, off where empty.
 _OFF = (
     'use_qalora',
     'use_bdlora',
@@ -49,20 +48,13 @@ _OFF = (
     'target_parameters',
     'trainable_token_indices',
 )
-# Ways to begin that change the weights below the adapter too.
+# Initialisations that also change the base weights.
 _INITS_OF_BASE = ('pissa', 'olora', 'loftq', 'corda', 'eva')
 
 
 @dataclass(frozen=True)
 class MergedTensor(ComputedTensor):
-    """A weight with its adapter, computed when it is written.
-
-    Attributes:
-        base: weight below.
-        down: A, (r, inputs).
-        up: B, (outputs, r).
-        scale: s.
-    """
+    """A weight merged with its adapter when written: `down` is (r, inputs), `up` (outputs, r)."""
 
     base: StoredTensor = field(kw_only=True)
     down: StoredTensor = field(kw_only=True)
@@ -89,13 +81,8 @@ def is_adapter(folder: Path) -> bool:
 def find_base(folder: Path, given: Path | None, beside: Sequence[str] = ()) -> Path:
     """Return the folder of the policy that an adapter was trained on.
 
-    Args:
-        folder: folder of the adapter.
-        given: folder of the policy, as the user says.
-        beside: what an adapter of other projects than LeRobot needs beside it, for messages.
-
-    Raises:
-        ExportError: it is neither given nor where the adapter says, or the adapter lies alone.
+    `beside`: files that a project other than LeRobot needs beside an adapter. Raises ExportError:
+    the policy is neither given nor where the adapter says, or the adapter lies alone.
     """
     stated = read_json(folder / ADAPTER_CONFIG).get('base_model_name_or_path', str, '')
     base = given or (Path(stated) if stated and has_tensors(Path(stated)) else None)
@@ -116,11 +103,7 @@ def find_base(folder: Path, given: Path | None, beside: Sequence[str] = ()) -> P
 
 
 def refuse_unmerged(folder: Path) -> None:
-    """Refuse an adapter beside a policy's weights, which may be merged into them or not.
-
-    Raises:
-        ExportError: names the files.
-    """
+    """Refuse an adapter beside weights that it may be merged into or not (ExportError)."""
     files = [name for name in ADAPTER_FILES if os.path.lexists(folder / name)]
     if files and has_tensors(folder):
         raise ExportError(
@@ -132,15 +115,10 @@ def refuse_unmerged(folder: Path) -> None:
 
 
 def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, StoredTensor]:
-    """Find the tensors of a policy with its adapter, by our names.
+    """Find the tensors of a policy (in `base`) with its adapter, by our names.
 
-    Args:
-        base: folder of the policy below.
-        names: names of the family's tensors.
-
-    Raises:
-        CheckpointError, JsonError: as `read_tensors`; an adapter that is not reproduced, or that
-            does not fit the policy.
+    Raises CheckpointError and JsonError as `read_tensors`, and for an adapter that is not
+    supported or does not fit.
     """
     tensors, config = read_tensors(base, names), read_json(folder / ADAPTER_CONFIG)
     _check(config)
@@ -178,21 +156,18 @@ def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, Stor
                 'merge; merge it with PEFT (merge_and_unload) and save the policy'
             )
         else:
-            # Trained as a whole beside the adapters.
+            # Trained in full beside the adapters.
             tensors |= cut(stored, _ours(name, stored, names, tensors))
     return tensors
 
 
 def _serves_nothing(name: str, names: TensorNames) -> bool:
-    """Return whether a weight plays no part in inference, so that its adapter does not either.
-
-    A head that a table is tied to is of that kind: its adapter changes what the head does alone.
-    """
+    """Return whether a weight, and so its adapter, plays no part in inference."""
     return names.is_unused(name) or any(ours in names.tied for ours in names.parts(name))
 
 
 def _check_finite(stored: StoredTensor) -> None:
-    """Refuse a tensor with a number that is none; little of it is in memory at once."""
+    """Refuse a tensor with a non-finite number, read piece by piece."""
     count, width = math.prod(stored.shape), WEIGHT_BYTES[stored.dtype]
     for start in range(0, count, _BLOCK):
         shape = (min(_BLOCK, count - start),)

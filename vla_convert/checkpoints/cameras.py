@@ -14,8 +14,8 @@ def settle_cameras(
 ) -> tuple[CameraSpec, ...]:
     """Return the cameras in the order the network sees them; contradictions are noted.
 
-    A folder may list a camera of the policy that the training began with. Where `given` says that
-    it is absent, it is masked or left out, as the policy's own code does when its image is missing.
+    A folder may list a camera of the policy that was fine-tuned. One that `given` calls absent is
+    masked or left out, as the policy's own code does when its image is missing.
     """
     if given is None or given == facts.cameras:
         return facts.cameras

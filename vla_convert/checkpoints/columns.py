@@ -166,11 +166,10 @@ def _measure_pose(
     given: tuple[str, ...],
     missing: MissingFacts,
 ) -> None:
-    """Give a pose's dimensions their units: numbers of a matrix have none, positions are in m.
+    """Give a pose's dimensions their units (matrix entries 1, positions m); refuse others.
 
-    A unit that says otherwise is refused. A unit for all dimensions is of those that it can be of:
-    one pose has lengths and angles, so `rad` says nothing of its positions. `1` says nothing at
-    all: the actions may be shares of a scale.
+    `rad` for all dimensions says nothing of a pose's positions, and `1` nothing at all: such
+    actions may be parts of a scale.
     """
     angle: Unit = 'rad' if pose.form in ('axis_angle', 'euler') else '1'
     # The scale of steps makes metres of the actions alone.
@@ -191,7 +190,7 @@ def _measure_pose(
     ):
         refused: dict[Unit, list[str]] = {}
         for name in names:
-            # A name that is no dimension is noted already.
+            # Unknown names are noted already.
             unit = units.get(name, '1')
             by_itself = {name, f'{group}:{name}'} & {text.rpartition('=')[0] for text in given}
             if unit not in ('1', *right) and (by_itself or unit not in of_others):
@@ -278,7 +277,7 @@ def _units(
     other_names: tuple[str, ...] | None,
     missing: MissingFacts,
 ) -> dict[str, Unit] | None:
-    """Units of one group: `rad` is for all, `gripper=1` for one, `state:x=m` for one group's."""
+    """Units of one group: `rad` for all, `gripper=1` for one, `state:x=m` for one group's."""
     if given is None or names is None:
         return None
     units: dict[str, Unit] = {}
@@ -322,7 +321,7 @@ def _deltas(
         return facts.deltas
     known = _known('--delta', given, names, missing)
     by_folder = facts.deltas if facts.deltas is not None else (None,) * len(names)
-    # One that only the user names is relative to the state of the same index.
+    # A delta that only the user names is relative to the state of the same index.
     chosen = tuple(
         (index if anchor is None else anchor) if name in known else None
         for index, (name, anchor) in enumerate(zip(names, by_folder, strict=True))
@@ -357,18 +356,10 @@ def ask_for_targets(
     file: Path,
     missing: MissingFacts,
 ) -> None:
-    """Ask what absolute actions are that never came near the states they would command.
+    """Ask about absolute actions whose statistics never come near the states they would command.
 
-    No checkpoint says what its data set stored as actions. A velocity that is taken for a target
-    sends the joint to about 0.
-
-    Args:
-        spec: a checked spec.
-        statistics: statistics that fit it.
-        targets: names of the actions that are targets all the same.
-        stated_deltas: as `FolderFacts.deltas`; None: the folder does not say.
-        file: file of the statistics, for the message.
-        missing: takes the question.
+    No checkpoint says what its data set stored as actions; a velocity taken for a target sends the
+    joint to about 0. `targets` names actions that are targets all the same.
     """
     _check_deltas(spec, statistics, stated_deltas, file, missing)
     apart = apart_from_states(spec, statistics)
@@ -394,15 +385,7 @@ def ask_about_units(
     file: Path,
     missing: MissingFacts,
 ) -> None:
-    """Ask about units that the statistics are too small for, but where they were given by name.
-
-    Args:
-        spec: a checked spec.
-        statistics: statistics that fit it.
-        given: `--units`.
-        file: file of the statistics, for the message.
-        missing: takes the question.
-    """
+    """Ask about units that the statistics are too small for, except those `given` by name."""
     sure = set()
     for text in given or ():
         target = text.rpartition('=')[0]
@@ -411,7 +394,7 @@ def ask_about_units(
             if colon and group in ('state', 'action') and not one.startswith(group):
                 continue
             sure |= {(one, name if colon else target), (one, target)}
-    # Numbers that are too large are a note: a continuous joint or a motor may turn far.
+    # Too large numbers are only noted: a continuous joint or a motor may turn far.
     for doubt in (one for one in unit_doubts(spec, statistics, sure) if one.is_small):
         by_name = ','.join(f'{name}={doubt.unit}' for name in doubt.names)
         missing.ask(
@@ -428,10 +411,7 @@ def _check_deltas(
     file: Path,
     missing: MissingFacts,
 ) -> None:
-    """Take deltas that the folder does not make only where some of them cannot be positions.
-
-    A data set may have stored them. A position that is taken for a delta is commanded twice.
-    """
+    """Refuse deltas that the folder does not make, unless some cannot be positions."""
     if stated is None:
         return
     in_pose = {name for pose in spec.poses for name in pose.actions}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-# Of a camera's images among the features.
+# Prefix of a camera's images among the features.
 CAMERA_FEATURE = 'observation.images.'
 
 
@@ -28,10 +28,6 @@ def feature_names(written: object, length: int | None) -> tuple[str, ...] | None
 
     LeRobot's and openpi's data sets write a list, a list in a list, `{"motors": list}`, lists by
     group, a mapping of names to indices or of indices to names.
-
-    Args:
-        written: value of `names` as the JSON file has it.
-        length: number of dimensions; None: not known.
     """
     found = _flat(written)
     if not found or (length is not None and len(found) != length):
@@ -65,7 +61,7 @@ def _indexed(written: Mapping[str, object]) -> list[str] | None:
             ordered[int(key)] = value
         else:
             return None
-    # Gaps are those of something else, such as the first and last index of a group.
+    # With gaps it is something else, such as the first and last index of a group.
     if sorted(ordered) != list(range(len(written))):
         return []
     return [ordered[index] for index in range(len(written))]

@@ -15,16 +15,14 @@ from vla_runtime.processing.prompts import PromptLayout
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import FlowTimes, JointSpaceName, PromptCleaning, RotationForm
 
-# --------------------------------------------------------------------------------------------------
-# Error of an export, worded for the user.
+# --- Errors
 
 
 class ExportError(ValueError):
     """A checkpoint that cannot become a bundle; the message says what would mend it."""
 
 
-# --------------------------------------------------------------------------------------------------
-# Places of the images inside a family's prompts, counted with the policy's own vocabulary.
+# --- Image positions inside prompts, counted with the policy's vocabulary
 
 
 def count_image_places(
@@ -32,14 +30,7 @@ def count_image_places(
 ) -> tuple[int, ...]:
     """Count the text tokens before each camera's image.
 
-    Args:
-        tokenizer: file of the vocabulary.
-        layout: layout of the prompt, with images inside.
-        cameras: images of the prompt.
-        prompt_length: text tokens of the padded prompt.
-
-    Raises:
-        ExportError: a file that cannot be read, or without one of the layout's special tokens.
+    Raises ExportError: an unreadable vocabulary, or one without a special token of the layout.
     """
     before, after = layout.around_task
     try:
@@ -57,8 +48,6 @@ def count_image_places(
     return layout.image_places(counts, cameras, prompt_length)
 
 
-# --------------------------------------------------------------------------------------------------
-
 CONFIG_FILE = 'config.json'
 AbsentCameras = Literal['masked', 'left_out']
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer.model')
@@ -74,14 +63,13 @@ class Question:
 
 @dataclass(frozen=True)
 class FolderPose:
-    """An end-effector pose of a folder: x, y, z and a rotation in metres and plain numbers.
+    """An end-effector pose of a folder: x, y, z in metres and a rotation.
 
     Attributes:
-        name: name of the end effector.
         action: its first column among the actions.
         state: its first column among the state; None: the state is without this pose.
-        form: representation of the rotation, in actions and state alike.
-        is_delta: it is composed with the pose of the state.
+        form: representation of the rotation, of actions and state.
+        is_delta: the action is composed with the measured pose.
     """
 
     name: str
@@ -95,52 +83,30 @@ class FolderPose:
 class FolderFacts:
     """Facts that a folder states; None where it lacks one and the user is asked.
 
+    `kind` names the project, `cameras` has the network's order, `notes` tells people how
+    contradictory facts were read, `action_dim` and `state_dim` are padded.
+
     Attributes:
-        kind: name of the project that wrote the folder, for messages.
-        family: family of the policy.
-        cameras: cameras in the order the network sees them.
-        cameras_stated: False where they are only the project's usual ones, free to be renamed.
-        images: resize and padding of that project.
-        normalisation: kinds that the policy was trained with.
-        statistics: `state.mean`, `actions.q01` and so on; may be longer than the names. None
-            where none were found.
-        statistics_file: they are in, for messages.
-        cleaning: cleaning of the task text, that project's way.
-        action_names: names of the actions in order.
-        state_length: number of measured dimensions.
+        cameras_stated: False where they are the project's usual ones, free to be renamed.
+        statistics: `state.mean`, `actions.q01` and so on; may be longer than the names.
         action_length: number of real action dimensions.
         deltas: column of the state that each action is relative to; None for an absolute one.
         poses: groups of actions that are end-effector poses; deltas are in the tool's frame.
         angles: groups of the state that go in as sines and cosines: first column and number.
         joint_space: joints that the policy was trained on; None: those of the robot.
-        template: template of the prompt; not asked for without language.
         state_bins: numbers of the state in the prompt, where it is padded; None: as it is.
-        prompt_length: tokens of the padded prompt.
-        usual_prompt_length: prompt length of the project, where neither folder nor user says
-            another.
-        horizon: actions of a chunk.
-        usual_horizon: actions of a chunk of the project's trainings on such data, where neither
-            folder nor user says another.
-        real_horizon: first of them that the robot has; None: all.
-        observation_steps: steps of an observation.
+        usual_prompt_length: used where neither folder nor user gives one.
+        usual_horizon: used where neither folder nor user gives one.
+        real_horizon: leading actions that the robot has; None: all.
         denoise_steps: Euler steps, or those of a scheduler.
         flow_times: rounding of the flow times of the Euler steps; None: each exact.
         trained_delay_steps: longest clean action prefix seen in training, 0 for none.
         image_size: edge of the square input image in pixels.
-        image_sizes: (height, width) of each camera's images, where they go in as they are or
-            are not square.
+        image_sizes: (height, width) by camera, where images keep their size or are not square.
         image_size_key: field of the folder's config that states it.
-        action_dim: padded action dimensions.
-        state_dim: padded state dimensions.
         environment_length: numbers at the end of the state that are the environment's.
-        variant: variant of the language model, as the project names it.
-        tokenizer: the file, where the folder has one.
-        source: facts for people, kept in the bundle.
-        questions: facts that the reader could not find.
-        absent_cameras: what becomes of a camera that the robot lacks: `masked`, or `left_out`
-            of the network's input; None: the policy needs all of them.
+        absent_cameras: treatment of a camera that the robot lacks; None: the policy needs all.
         renamed: features of the data to those of the policy, where training renamed them.
-        notes: for people, about how contradictory facts were read.
     """
 
     kind: str
@@ -186,11 +152,7 @@ class FolderFacts:
 
 
 def expect(config: JsonMapping, key: str, expected: object) -> None:
-    """Refuse a setting that this runtime does not reproduce; one that is not there is as expected.
-
-    Raises:
-        JsonError: names the field.
-    """
+    """Refuse a setting that this runtime does not reproduce (JsonError); absence is accepted."""
     found = config.get(key, (bool, int, float, str), expected)
     if found != expected:
         raise config.error(

@@ -1,7 +1,7 @@
 """LeRobot's folders from before 0.4: no processors, statistics among the policy's tensors.
 
-LeRobot 0.1 to 0.3 name the policy's type in config.json, as later ones do. Folders of 2024 do not;
-they have the shapes and the normaliser of each feature instead.
+LeRobot 0.1 to 0.3 name the policy's type in config.json. Folders of 2024 have the shapes and the
+normaliser of each feature instead.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ _TYPES = {STATE: 'STATE', ENVIRONMENT: 'ENV', ACTION: 'ACTION'}
 
 
 def read_config(folder: Path) -> JsonMapping:
-    """Read config.json; that of 2024 in the form of later releases.
+    """Read config.json; one of 2024 is returned in the later form.
 
-    Raises:
-        JsonError, ExportError: a damaged file, or normalisers that later releases cannot say.
+    Raises JsonError or ExportError: a damaged file, or normalisers that the later form lacks.
     """
     config = read_json(folder / CONFIG_FILE)
     return _later_form(config) if is_of_2024(config) else config
@@ -90,11 +89,7 @@ def early_pipelines(config: JsonMapping) -> tuple[Pipeline, Pipeline]:
 
 
 def early_statistics(folder: Path, features: Features) -> StoredStatistics:
-    """Read the statistics among the policy's tensors.
-
-    Raises:
-        ExportError: there are none, or those of a policy that was never trained.
-    """
+    """Read the statistics among the policy's tensors; ExportError: none, or untrained ones."""
     tensors = _without_prefix({tensor.name: tensor for tensor in read_stored(folder)})
     file = next(iter(tensors.values())).path if tensors else folder
     before = _of_features(tensors, _INPUTS, [*features.state, *features.cameras])
@@ -110,7 +105,7 @@ def early_statistics(folder: Path, features: Features) -> StoredStatistics:
 
 
 def _without_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Leave out a prefix before every name, where statistics are behind it."""
+    """Remove a prefix before every name, where statistics are behind it."""
     for prefix in prefixes(tensors):
         found = {name.removeprefix(prefix): stored for name, stored in tensors.items()}
         if any(name.startswith((_INPUTS, _OUTPUTS)) for name in found):

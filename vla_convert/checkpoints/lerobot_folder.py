@@ -64,9 +64,9 @@ _PREPROCESSORS = (
     'device_processor',
 )
 _POSTPROCESSORS = ('unnormalizer_processor', 'absolute_actions_processor', 'device_processor')
-# Of every config.json of LeRobot's since 2025.
+# In every config.json of LeRobot since 2025.
 _FEATURES = 'input_features'
-# Of config.json since 0.5.1.
+# In config.json since 0.5.1.
 _LATER_KEY = 'use_relative_actions'
 _LATER: LeRobotRelease = '0.5'
 # -1 on a scale of 0 to 1, stretched as the image is.
@@ -77,7 +77,7 @@ _RELEASE = Question(
     f'{_LATER_KEY} into config.json). They differ in what the network sees: 0.4 pads the state '
     'before it goes into the prompt, and images with another black',
 )
-# Values that every family is written for: a folder that says otherwise is refused.
+# Values required of every family.
 _FIXED: Mapping[str, object] = {'n_obs_steps': 1}
 
 
@@ -86,40 +86,36 @@ class LeRobotPolicy:
     """Facts in which the folders of one policy type differ from those of others.
 
     Attributes:
-        type: policy type in config.json; the family's name here too, unless `family` says another.
-        family: name of the family.
-        told_by: key of config.json and its value, which tell the policy from others of its type.
-        template: template of the prompt that LeRobot writes for it; None: it has no language.
-        images: resize and padding; with `none` images go in at their own sizes, normalised as
+        type: policy type in config.json, and the family's name unless `family` is given.
+        told_by: key of config.json and the value that selects this policy among those of its
+            type.
+        template: prompt template; None: no language.
+        images: resize and padding; with `none` images keep their sizes and are normalised as
             config.json says.
-        steps: processing steps of its own, before or after the network, that this runtime does too.
-        fixed: values of config.json that network and processing are written for.
-        at_most: largest numbers of config.json that they are written for.
-        views_key: key of the number of images in config.json; masked black images stand for cameras
-            that the policy lacks.
-        image_statistics: mean and standard deviation of the colour channels in [0, 1], where the
-            network normalises images itself; config.json then leaves them as they are.
-        usual_prompt_length: tokens of the padded prompt, where config.json has none.
-        state_in_prompt: the prompt has the state, in bins.
-        horizon_key: key of the number of actions of a chunk in config.json.
-        image_size_key: key of the edge of the square images in config.json, as [size, size]; None:
-            config.json has the shape of each camera's images alone.
-        denoise_steps_key: key of the Euler steps in config.json; None: the network runs once.
-        train_steps_key: key of the training's steps of noise, which are the denoise steps where
-            `denoise_steps_key` has null.
-        observation_steps_key: key of the steps of an observation; None: one. Earlier frames are
-            cameras of their own.
-        action_steps_key: key of the actions of a chunk that reach the robot, from the one at the
-            observation on; None: all.
-        variant_key: key of the language model's variant in config.json, where there is one.
+        steps: its own processor steps that this runtime does too.
+        fixed: the only values of config.json that are supported.
+        at_most: largest values of config.json that are supported.
+        views_key: config.json key of the number of images; missing cameras are masked black
+            images.
+        image_statistics: mean and standard deviation of the channels in [0, 1], where the
+            network normalises images itself.
+        usual_prompt_length: used where config.json has none.
+        image_size_key: config.json key of the square image, [size, size]; None: only camera
+            shapes are given.
+        denoise_steps_key: config.json key of the Euler steps; None: the network runs once.
+        train_steps_key: config.json key of the training noise steps, used where
+            `denoise_steps_key` is null.
+        observation_steps_key: config.json key of the frames of an observation; None: one.
+        action_steps_key: config.json key of the actions that reach the robot, from the current
+            one on; None: all.
         has_state_token: the network takes the state, padded to `max_state_dim` where `padded`.
-        padded: config.json has `max_action_dim` and `max_state_dim`; else nothing is padded.
-        source: further keys of config.json that are kept for people.
-        absent_cameras: what LeRobot makes of a camera of config.json that the data lack.
+        padded: config.json has `max_action_dim` and `max_state_dim`.
+        source: further config.json keys, kept for people.
+        absent_cameras: LeRobot's treatment of a config.json camera that the data lack.
         padded_release: LeRobot 0.4 padded the state of the prompt, and padded images with -3.
         summed_times: LeRobot before 0.4.3 summed the flow times of the steps in float32.
-        of_2024: field that config.json of 2024, which names no type, has of this policy alone.
-        early: description of folders from before 0.4, where they differ.
+        of_2024: field that only this policy has in a config.json of 2024, which names no type.
+        early: description of folders before 0.4, where they differ.
     """
 
     type: str
@@ -161,15 +157,7 @@ def is_lerobot_folder(folder: Path) -> bool:
 
 
 def policy_type(folder: Path, known: Sequence[str], policies: Sequence[LeRobotPolicy] = ()) -> str:
-    """Return the policy type that config.json names, or that its fields show.
-
-    Args:
-        known: types that are served.
-        policies: policies that folders without a type may be of.
-
-    Raises:
-        ExportError: none of the known.
-    """
+    """Return the policy type of config.json's name or fields; ExportError: none of `known`."""
     config = read_config(folder)
     shown = [policy.type for policy in policies if policy.of_2024 and policy.of_2024 in config]
     *others, last = (f"'{name}'" for name in known)
@@ -187,11 +175,7 @@ def policy_type(folder: Path, known: Sequence[str], policies: Sequence[LeRobotPo
 
 
 def described_policy(folder: Path, policies: Sequence[LeRobotPolicy]) -> LeRobotPolicy:
-    """Return the one of the policies of a type that config.json tells.
-
-    Raises:
-        JsonError: none of them.
-    """
+    """Return the policy that config.json selects; JsonError: none."""
     config = read_config(folder)
     for policy in policies:
         if policy.told_by is None or config.get(policy.told_by[0], str) == policy.told_by[1]:
@@ -210,14 +194,8 @@ def read_lerobot_folder(
 ) -> FolderFacts:
     """Read the facts of a LeRobot folder.
 
-    Args:
-        folder: folder whose config.json names the policy's type.
-        policy: description of its policy type.
-        release: release that trained it, as the user says.
-
-    Raises:
-        ExportError, JsonError: a policy or processing step that this runtime does not reproduce,
-            files that contradict each other, missing or damaged files.
+    Raises ExportError, JsonError: a policy or processing step that this runtime does not
+    reproduce, files that contradict each other, missing or damaged files.
     """
     config = read_config(folder)
     policy_type(folder, [policy.type], [policy])
@@ -303,11 +281,10 @@ def read_lerobot_folder(
 def _of_release(
     config: JsonMapping, policy: LeRobotPolicy, release: LeRobotRelease | None, *, early: bool
 ) -> tuple[ImageSpec, int | None, tuple[Question, ...]]:
-    """Return images, state bins and questions that depend on the release that trained the policy.
+    """Return images, state bins and questions that depend on LeRobot's release at training.
 
-    0.4.0 to 0.4.4 padded the state with zeros before it was written into the prompt, and images
-    with -1 before their scale of 0 to 1 was stretched to -1 to 1. 0.5.0 does neither, and its
-    config.json is the same. Later ones have `use_relative_actions`.
+    0.4 padded the prompt's state with zeros and images with -1 before [0, 1] became [-1, 1]; 0.5.0
+    does neither under the same config.json; later ones have `use_relative_actions`.
     """
     asked = policy.padded_release and not early and _LATER_KEY not in config
     if release is not None and not asked and (release != _LATER or not policy.padded_release):
@@ -329,8 +306,8 @@ def _fitted(
 ) -> tuple[Features, list[str]]:
     """Return the features with the state's length in training, and a note where it is another.
 
-    A policy that was trained on from another keeps that one's `input_features`, and LeRobot pads
-    whatever state arrives; the statistics are those of the training.
+    A fine-tuned policy keeps the `input_features` of its base, and LeRobot pads any state; the
+    statistics are those of the training.
     """
     stated, longest = features.state[STATE], padded.get(STATE, 0)
     found = stored_length(stored.before, stored.raw.get(STATE, STATE))
@@ -360,7 +337,7 @@ def _camera_notes(config: JsonMapping, features: Features, stored: StoredStatist
 def _raw_notes(
     config: JsonMapping, stored: StoredStatistics, *, normalised_images: bool
 ) -> list[str]:
-    """Return a note on features that training did not normalise, though it was told to."""
+    """Return a note on features that training did not normalise, though configured to."""
     modes = config.mapping('normalization_mapping')
     kinds = {STATE: 'STATE', ENVIRONMENT: 'ENV'}
     raw = [
@@ -390,7 +367,7 @@ def with_earlier_frames(cameras: Sequence[CameraSpec], steps: int) -> tuple[Came
 
 
 def _real_horizon(config: JsonMapping, policy: LeRobotPolicy, most: int) -> int | None:
-    """Return the actions that reach the robot; LeRobot silently gives fewer than it was told."""
+    """Return the actions that reach the robot; LeRobot silently gives fewer than configured."""
     key = policy.action_steps_key
     if key is None:
         return None
@@ -428,10 +405,7 @@ def _check_values(config: JsonMapping, policy: LeRobotPolicy) -> None:
 def _check_merged(config: JsonMapping, folder: Path) -> list[str]:
     """Refuse a policy with an adapter beside it, which may be merged into it or not.
 
-    One alone with `use_peft` is merged: PEFT leaves config.json as it is.
-
-    Returns:
-        a note where config.json says that the weights are the policy's.
+    `use_peft` without adapter files means merged: PEFT leaves config.json as it is.
     """
     files = [name for name in ADAPTER_FILES if os.path.lexists(folder / name)]
     if not files or is_adapter(folder):
@@ -469,11 +443,7 @@ def _state_dim(config: JsonMapping, policy: LeRobotPolicy, state_length: int) ->
 
 
 def feature_image(config: JsonMapping, key: str) -> tuple[int, int]:
-    """Height and width of a camera's images, which config.json states.
-
-    Raises:
-        JsonError: another shape.
-    """
+    """Height and width of a camera's images in config.json; JsonError: another shape."""
     inputs = config.mapping('input_features')
     shape = inputs.mapping(key).get('shape', list)
     if len(shape) != 3 or shape[0] != 3 or not all(type(n) is int and n > 0 for n in shape):
@@ -482,11 +452,7 @@ def feature_image(config: JsonMapping, key: str) -> tuple[int, int]:
 
 
 def feature_length(config: JsonMapping, group: str, key: str) -> int:
-    """Numbers of a state or an action, which config.json states.
-
-    Raises:
-        JsonError: another shape.
-    """
+    """Length of a state or an action in config.json; JsonError: another shape."""
     features = config.mapping(group)
     shape = features.mapping(key).get('shape', list)
     if len(shape) != 1 or type(shape[0]) is not int or shape[0] < 1:
@@ -591,8 +557,8 @@ def _deltas(
 ) -> tuple[int | None, ...]:
     """Return per action the state's column that it is relative to: that of the same index.
 
-    Its rule: every action whose name does not contain an excluded word, without regard to case;
-    without names, or without excluded words, every action. Actions beyond the names are relative.
+    LeRobot's rule: actions whose names contain no excluded word (case ignored) are relative, and
+    so are all without names and those beyond the names.
     """
     step = _relative_step(config, before)
     enabled = step.get('enabled', bool, False)

@@ -34,13 +34,9 @@ class Pipeline:
 
 
 def read_pipeline(path: Path, known: tuple[str, ...]) -> Pipeline:
-    """Read a processor's JSON.
+    """Read a processor's JSON; `known`: registry names of the steps that this runtime does.
 
-    Args:
-        known: registry names of the steps that this runtime does too.
-
-    Raises:
-        ExportError: a missing file, an unknown step, or a step that is there twice.
+    Raises ExportError: a missing file, an unknown step or a repeated one.
     """
     if not os.path.lexists(path):
         raise ExportError(f'{path}: is missing; copy the whole folder')
@@ -64,14 +60,7 @@ def read_pipeline(path: Path, known: tuple[str, ...]) -> Pipeline:
 
 
 def state_file(folder: Path, pipeline: Pipeline, step: str) -> tuple[Path, dict[str, np.ndarray]]:
-    """Read a step's tensors.
-
-    Returns:
-        the file, and name to tensor; nothing for a step without a file
-
-    Raises:
-        ExportError: a file that cannot be read.
-    """
+    """Read a step's file and tensors by name, if it has a file; ExportError: unreadable."""
     name = pipeline.state_files.get(step)
     if name is None:
         return pipeline.path, {}

@@ -38,13 +38,10 @@ class StoredStatistics:
     """Statistics of a folder, `action.mean` and so on.
 
     Attributes:
-        path: file of `before`, for messages.
-        before: what observations are normalised with.
-        after_path: file of `after`.
-        after: what actions are decoded with.
-        raw: features that training left as they are, to the names that their statistics have.
-            LeRobot 0.4 to 0.6.1 trains with `--rename_map` and looks the data set's statistics up
-            by the new names; what it does not find, it does not normalise.
+        before: for observations.
+        after: for actions.
+        raw: features left unnormalised, to the names of their statistics. LeRobot 0.4 to 0.6.1
+            with `--rename_map` looks statistics up by new names and skips what it does not find.
     """
 
     path: Path
@@ -59,9 +56,9 @@ class Features:
     """Features of a policy that statistics are about.
 
     Attributes:
-        state: feature to its length: the state, then that of the environment if there is one.
+        state: feature to length: the state, then that of the environment if any.
         action: number of real action dimensions.
-        cameras: feature to camera name.
+        cameras: feature to camera.
     """
 
     state: Mapping[str, int]
@@ -81,13 +78,10 @@ def read_normalisation(
     """Read which normalisers the policy was trained with.
 
     Args:
-        config: config.json.
-        before, after: the processors.
-        raw: features that training left as they are.
+        raw: features that training left unnormalised.
         normalised_images: images go in from [0, 1] as `VISUAL` says; else as [-1, 1].
 
-    Raises:
-        ExportError: files that contradict each other, or normalisers that this runtime lacks.
+    Raises ExportError: files that contradict each other, or normalisers that this runtime lacks.
     """
     stated = config.mapping('normalization_mapping')
     modes = _modes(config, before, after)
@@ -162,14 +156,8 @@ def read_statistics(
 ) -> dict[str, np.ndarray]:
     """Choose the statistics that this runtime knows.
 
-    Args:
-        config: config.json.
-        stored: all that the folder has.
-        normalisation: kinds that the policy was trained with.
-        padded: feature to its padded length; statistics of that length are cut to the feature's.
-
-    Raises:
-        ExportError: statistics that are missing, or not of the features' lengths.
+    `padded`: feature to padded length; statistics of that length are cut. Raises ExportError:
+    statistics missing or of a wrong length.
     """
     path, found, other = stored.path, stored.before, stored.after
     statistics: dict[str, np.ndarray] = {}
@@ -238,11 +226,7 @@ def has_statistics(found: Mapping[str, np.ndarray], feature: str) -> bool:
 
 
 def _stored_name(found: Mapping[str, np.ndarray], feature: str, name: str) -> str:
-    """Return the key of a feature's statistic.
-
-    LeRobot's conversion of folders from before its processors turns every `_` of a feature's name
-    into `.`.
-    """
+    """Return a statistic's key. LeRobot's migration of old folders writes `.` for `_` in names."""
     key = f'{feature}.{name}'
     converted = f'{feature.replace("_", ".")}.{name}'
     return converted if key not in found and converted in found else key
@@ -303,7 +287,7 @@ def camera_statistics(
 
 
 def _unchanged(length: int, kind: NormaliserKind) -> dict[str, np.ndarray]:
-    """Return statistics with which a normaliser changes nothing."""
+    """Return statistics under which a normaliser is the identity."""
     names = STATISTICS_OF[kind]
     return {
         name: np.full(length, value, dtype=np.float32)

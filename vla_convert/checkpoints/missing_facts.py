@@ -13,12 +13,7 @@ T = TypeVar('T')
 
 
 class MissingFacts:
-    """Missing facts and contradictions noted so far.
-
-    Args:
-        folder: the checkpoint, for the message.
-        facts: facts that the folder states.
-    """
+    """Missing facts and contradictions noted so far."""
 
     def __init__(self, folder: Path, facts: FolderFacts) -> None:
         self._folder = folder
@@ -56,11 +51,8 @@ class MissingFacts:
         """Return the stated value, else the given one, else the default; else note it missing.
 
         Args:
-            option: option that gives the value.
-            given: value that the user gave.
-            stated: value that the folder states; a given value must not differ from it.
-            wanted: description of the value for the user, where there is none.
-            default: value where nothing is stated and the project has one usual value.
+            given: from the user; must not differ from a stated value.
+            wanted: description of the value for the user.
         """
         self._picked.add(option)
         if given is not None and stated is not None and given != stated:
@@ -83,11 +75,7 @@ class MissingFacts:
                 )
 
     def raise_if_any(self) -> None:
-        """Refuse the export if anything was noted.
-
-        Raises:
-            ExportError: one message with everything noted.
-        """
+        """Raise one ExportError with everything noted, if anything was."""
         if not (self._questions or self._conflicts or self._unusable):
             return
         lines = [f'{self._folder} ({self._kind}) cannot become a bundle yet.']

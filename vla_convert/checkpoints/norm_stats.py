@@ -1,4 +1,4 @@
-"""Statistics of data sets as training on RLDS data sets writes them.
+"""Statistics of data sets in the form of RLDS training.
 
 `dataset_statistics.json`, or `norm_stats` in config.json: data set to `action` and `proprio`, each
 with `q01`, `q99` and a `mask` that says which numbers are scaled to [-1, 1].
@@ -22,14 +22,7 @@ STATISTICS_JSON = 'dataset_statistics.json'
 
 
 class DataSet(NamedTuple):
-    """A data set's statistics.
-
-    Attributes:
-        path: file that they are in.
-        name: name of the data set; None where it is not known which.
-        statistics: its entry; None where it is not known which.
-        questions: question for the data set, where the file has several.
-    """
+    """A data set's statistics; name and entry are None, with `questions`, where it is unknown."""
 
     path: Path
     name: str | None
@@ -38,14 +31,9 @@ class DataSet(NamedTuple):
 
 
 def read_data_set(folder: Path, unnorm_key: str | None) -> DataSet:
-    """Find the data set's statistics.
+    """Find the data set's statistics; `unnorm_key` is needed where the folder has several.
 
-    Args:
-        folder: folder of the checkpoint.
-        unnorm_key: data set; needed where the folder has several.
-
-    Raises:
-        ExportError, JsonError: no statistics, damaged ones, or none of that data set.
+    Raises ExportError or JsonError: no statistics, damaged ones, or none of that data set.
     """
     path = folder / STATISTICS_JSON
     if os.path.lexists(path):
@@ -73,15 +61,9 @@ def read_data_set(folder: Path, unnorm_key: str | None) -> DataSet:
 def read_bounds(
     numbers: JsonMapping, keys: tuple[str, str] = ('q01', 'q99')
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Values of -1 and 1 for each number; -1 and 1 themselves where the mask says `as it is`.
+    """Return each number's values of -1 and 1; -1 and 1 where the mask leaves it unscaled.
 
-    Args:
-        numbers: entry `action` or `proprio` of a data set.
-        keys: its fields of the values.
-
-    Raises:
-        JsonError: numbers that are missing, not finite, not as many as the others, or in the wrong
-            order.
+    Raises JsonError: numbers missing, not finite, of another count, or in the wrong order.
     """
     count = len(numbers.get(keys[0], list))
     bounds = [finite_numbers(numbers.get(key, list), count) for key in keys]

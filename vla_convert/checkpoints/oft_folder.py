@@ -1,7 +1,6 @@
 """Folders of OFT's training (arXiv 2502.19645), whatever the policy's language model.
 
 Beside weights and `config.json`:
-
 - `action_head--*_checkpoint.pt`, `proprio_projector--*_checkpoint.pt`: state dicts of `torch.save`.
 - `dataset_statistics.json`: the statistics of the data sets.
 """
@@ -25,7 +24,6 @@ from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.files.quotes import join_truncated
 
 ACTION_HEAD, STATE_PROJECTION = 'action_head', 'proprio_projector'
-# Rows of a reader's table of names.
 HEAD_NAMES = (
     *rows_under(rf'{STATE_PROJECTION}\.', 'state_projection.', ((r'(?P<n>fc[12])', r'\g<n>'),)),
     *rows_under(
@@ -56,8 +54,7 @@ def files_of(folder: Path, part: str) -> list[Path]:
 def read_heads(folder: Path) -> Mapping[str, StoredTensor]:
     """Find the tensors of action head and state projection, named as those of one policy.
 
-    Raises:
-        CheckpointError: a file that is missing, there twice, or damaged; a head that denoises.
+    Raises CheckpointError: a file missing, repeated or damaged; a head that denoises.
     """
     found: dict[str, StoredTensor] = {}
     for part in (ACTION_HEAD, STATE_PROJECTION):
@@ -100,19 +97,10 @@ def oft_facts(
     """Put together the facts of such a folder.
 
     Args:
-        folder: folder of the checkpoint.
-        data_set: statistics of state and actions.
-        kind: project that wrote the folder, for messages.
-        family: family of the policy, and `template`, its prompt.
-        image_size: edge of the images in pixels; None: `image_size_key`, where the folder would
-            state it, is not there.
-        prompt_length: tokens of the padded prompt.
-        bounds: statistics of -1 and of 1.
-        usual_horizon: actions of a chunk in the project's trainings on such data sets.
-        notes: for people.
+        image_size: pixels; None: `image_size_key` is missing in the folder.
+        bounds: statistics that become -1 and 1.
 
-    Raises:
-        JsonError: damaged statistics.
+    Raises JsonError: damaged statistics.
     """
     statistics, (lowest, highest) = None, bounds
     if data_set.statistics is not None:
@@ -160,6 +148,6 @@ def oft_facts(
 def _above(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Upper bounds as OFT divides by their distance: 1e-8 more, and never the lower one.
 
-    A number that never changed in training becomes -1 where it is as ever, and 1 above.
+    So a number that never changed in training becomes -1.
     """
     return np.maximum(high + 1e-8, np.nextafter(low.astype(np.float32), np.float32(np.inf)))

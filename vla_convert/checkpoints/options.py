@@ -24,7 +24,7 @@ LeRobotRelease = Literal['0.4', '0.5']
 
 
 _INFO = Path('meta/info.json')
-# Units as people write them out.
+# Units in words.
 _SHORT = {
     'radian': 'rad',
     'degree': 'deg',
@@ -42,42 +42,28 @@ class ExportOptions:
     """Options of an export; each is optional, and the user is asked for facts the folder lacks.
 
     Attributes:
-        name: name of the policy, for people.
         tokenizer: `*.json` or `*.model`, or the folder that holds one.
         statistics: openpi's norm_stats.json.
-        asset_id: name of the statistics of an openpi folder.
         action_tokenizer: folder or tokenizer.json of the tokenizer of the actions.
-        unnorm_key: data set whose statistics the actions are in, where the folder has several.
         adapt_to_pi: openpi's setting of that name for ALOHA's joints, where its folder needs it.
-        dataset: a LeRobot data set, whose meta/info.json names dimensions and rate.
+        dataset: folder of a LeRobot data set, which names dimensions and rate.
         state_names: names of the state in the order the policy was trained with.
         action_names: likewise.
         units: a unit for all dimensions and `name=unit` for single ones.
-        rate_hz: actions a second.
-        cameras: cameras in the order the network sees them.
         image_size: (height, width) of the cameras' images, where a policy keeps their aspect.
-        deltas: names of the actions that are relative to the state; () says none is.
-        velocities: names of the actions that are velocities.
-        targets: names of the actions that are positions to reach, though their statistics lie
-            apart from those of the states.
-        poses: names of the actions that are one end effector's pose, by the pose's name.
+        deltas: actions that are relative to the state; () says none is.
+        targets: actions that are target positions though their statistics lie apart from the
+            states'.
+        poses: pose name to the actions of an end effector's pose.
         pose_rotation: form of the rotation in `poses`: a `RotationForm`, or `euler_` and axes.
-        pose_frame: axes that deltas of `poses` are along.
-        pose_steps: names of the six actions that are steps of an end effector's pose, position and
-            axis-angle, from row to row.
-        pose_state: names of the state that are the poses, measured, one pose after the other.
-        pose_scale: metres and radians that 1 is of the actions in `pose_steps`.
-        horizon: actions of a chunk.
-        denoise_steps: Euler steps.
-        prompt_length: tokens of the padded prompt.
+        pose_frame: axes of deltas of `poses`.
+        pose_steps: six actions that are steps of a pose, position and axis-angle, row to row.
+        pose_state: names of the measured state of the poses, one pose after the other.
+        pose_scale: metres and radians that 1 means in `pose_steps`.
         prompt_template: layout of the prompts in training.
-        advantage: place of the advantage tag; None for a policy trained without one.
-        vision_heads: attention heads of the vision tower.
-        kv_heads: key/value heads of the language model.
-        heads: attention heads of further parts of the network, by the family's name of the part.
-        embodiment: robot that a policy of several was trained for, by its tag.
-        lerobot: release that trained the policy, where its folder does not say.
-        base: folder of the policy that an adapter was trained on.
+        heads: part of the network (the family's name) to its attention heads.
+        embodiment: tag of the robot, for a policy of several.
+        lerobot: release of the training.
     """
 
     name: str | None = None
@@ -144,11 +130,7 @@ class ExportOptions:
 class DatasetInfo:
     """Facts of a LeRobot data set's meta/info.json, None where it lacks one, and its tasks.
 
-    Attributes:
-        state_names, action_names: in order.
-        rate_hz: frames a second.
-        tasks: the instructions.
-        images: features that are images or videos; () where it lists none.
+    `images` names image and video features, () where it lists none.
     """
 
     state_names: tuple[str, ...] | None
@@ -159,13 +141,10 @@ class DatasetInfo:
 
 
 def read_dataset_info(path: Path) -> DatasetInfo:
-    """Read names and rate from a LeRobot data set; names that cannot be understood are left out.
+    """Read names and rate of a LeRobot data set, from its folder or meta/info.json.
 
-    Args:
-        path: the data set's folder, or its meta/info.json.
-
-    Raises:
-        ExportError: no such file, or not of that form.
+    Names that cannot be understood are left out. Raises ExportError: no such file, or another
+    form.
     """
     if path.is_file() and path.suffix != '.json':
         raise ExportError(_no_data_set(path, f"is a '{path.suffix}' file"))

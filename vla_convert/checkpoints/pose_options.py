@@ -1,11 +1,10 @@
 """End-effector poses that the options of an export declare.
 
 `--pose` names the actions of a pose; `--velocity` and `--delta` say whether they are a twist or
-differences from the pose measured at the start of a chunk. `--pose-steps` are LIBERO's actions: a
-row moves the pose by a position and an axis-angle in the base's frame. Rows are added to one
-another from the measured pose on, where the controller adds each to the pose measured then.
-LIBERO's numbers are shares of the controller's largest step; they become metres and radians in the
-statistics, so that the bundle holds units and nothing else.
+differences from the pose measured at the start of a chunk. `--pose-steps` are LIBERO's actions:
+each row moves the pose by a position and an axis-angle in the base's frame. Rows are summed from
+the measured pose on, where LIBERO's controller adds each to the pose measured then. LIBERO's
+numbers are fractions of its largest step; the statistics hold metres and radians.
 """
 
 from __future__ import annotations
@@ -36,13 +35,9 @@ def declared_poses(
     actions: tuple[str, ...] | None,
     missing: MissingFacts,
 ) -> tuple[PoseSpec, ...]:
-    """Return the poses of `--pose` and `--pose-steps`; what they lack is asked for.
+    """Return the poses of `--pose` and `--pose-steps`; ask for what they lack.
 
-    Args:
-        options: the options of the export.
-        state: names of the state's dimensions; None where they are noted missing.
-        actions: likewise of the actions.
-        missing: takes questions and contradictions.
+    `state` and `actions`: names; None where they are noted missing.
     """
     stepped = _stepped_pose(options, state, actions, missing)
     return (*_named_poses(options, state, actions, missing), *((stepped,) if stepped else ()))
@@ -65,7 +60,6 @@ def _named_poses(
     actions: tuple[str, ...] | None,
     missing: MissingFacts,
 ) -> tuple[PoseSpec, ...]:
-    """Return the poses of `--pose`."""
     if not options.poses:
         for option, value in (
             ('--pose-rotation', options.pose_rotation),
@@ -267,15 +261,10 @@ def scale_steps(
     options: ExportOptions,
     missing: MissingFacts,
 ) -> dict[str, np.ndarray]:
-    """Return the statistics with steps of a pose in metres and radians.
+    """Return the statistics with pose steps in metres and radians.
 
-    Every normaliser but `identity` is linear in its statistics.
-
-    Args:
-        statistics: `actions.mean` and so on, cut to the named dimensions.
-        normalisation: kinds of the normalisers.
-        options: the steps' names, and metres and radians of 1.
-        missing: takes a scale that the policy's numbers cannot be given.
+    Every normaliser but `identity` is linear in its statistics; a scale that cannot be applied is
+    noted in `missing`.
     """
     if options.pose_steps is None or options.pose_scale is None:
         return dict(statistics)

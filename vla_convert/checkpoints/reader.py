@@ -1,7 +1,7 @@
 """Interface of a family's checkpoint reader, and the search for the reader of a folder.
 
-A family's `checkpoint.py` has a `READER`. A LeRobot folder is read by `lerobot_folder`, with the
-reader's description of the policy type; folders of other projects by the reader itself.
+A family's `checkpoint.py` has a `READER`. `lerobot_folder` reads LeRobot folders with the reader's
+description of the policy type; the reader itself reads folders of other projects.
 """
 
 from __future__ import annotations
@@ -39,15 +39,7 @@ VLM_TOKENIZER: Mapping[str, str] = {
 
 
 class Source(NamedTuple):
-    """A checkpoint on its way into a bundle.
-
-    Attributes:
-        folder: folder of the checkpoint.
-        tensors: tensors by our names; for `sizes` those that `select` chose.
-        facts: facts of the folder.
-        options: facts that the folder lacks.
-        missing: list that missing and contradictory facts are noted in.
-    """
+    """A checkpoint on its way into a bundle; tensors by our names, for `sizes` those selected."""
 
     folder: Path
     tensors: Mapping[str, StoredTensor]
@@ -60,17 +52,14 @@ class CheckpointReader:
     """Reads the checkpoints of one family folder.
 
     Attributes:
-        names: names of the tensors.
-        lerobot: LeRobot policy types that it describes, and `lerobot_folder` reads.
-        lerobot_types: LeRobot policy types with processors of their own, whose folders it reads.
-        projects: other projects that write such policies, for messages.
-        beside_adapter: what an adapter of such a project needs beside it, for messages.
-        wanted: option to the sentence that asks for it, where the family needs its own.
-        marks: tokens that tell the vocabulary of the policy's language model from others that fit
-            its text table; those that its prompts have are asked for anyway.
-        known: patterns of the fields of configurations that play no part at inference or that the
-            tensors show; those that are read need none. Settings that change the network and are
-            not served are refused where they are read (`LeRobotPolicy.fixed`).
+        lerobot: policy types that `lerobot_folder` reads for it.
+        lerobot_types: LeRobot types with processors of their own, whose folders it reads
+            itself.
+        beside_adapter: what such a project's adapter needs beside it, for messages.
+        wanted: option to the family's own sentence that asks for it.
+        marks: tokens that identify the language model's vocabulary among those that fit its
+            text table.
+        known: patterns of config fields that play no part at inference or that tensors show.
     """
 
     names: ClassVar[TensorNames]
@@ -89,31 +78,24 @@ class CheckpointReader:
     def refuse_unserved(self, folder: Path) -> None:
         """Refuse a folder that looks like the family's and is not served.
 
-        Raises:
-            ExportError: says what the folder is, and what is served.
+        Raises ExportError: says what the folder is, and what is supported.
         """
 
     def family(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> str | None:
         """The family that folder and tensors (our names) show; None: config.json's facts decide.
 
-        Raises:
-            CheckpointError: the tensors are of none of the reader's families.
+        Raises CheckpointError: the tensors are of none of the reader's families.
         """
         return None
 
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
-        """Read the facts of a recognised folder, or of a LeRobot folder of `lerobot_types`.
-
-        Raises:
-            ExportError: files that contradict each other, missing or damaged files.
-        """
+        """Read the facts of a recognised folder, or of a LeRobot folder of `lerobot_types`."""
         raise NotImplementedError
 
     def select(self, source: Source) -> dict[str, StoredTensor]:
         """Choose the tensors, or parts of tensors, that the bundle holds; by default all.
 
-        Raises:
-            CheckpointError: the folder asks for a part that is not there.
+        Raises CheckpointError: the folder asks for a part that is not there.
         """
         embodiment = source.options.embodiment
         if embodiment is not None:
@@ -125,8 +107,7 @@ class CheckpointReader:
     def sizes(self, source: Source) -> MakeDims | None:
         """Return a maker of the dimensions that the tensors show; None once one is missing.
 
-        Raises:
-            CheckpointError: tensors that are missing or contradict each other; `MakeDims` too.
+        Raises CheckpointError: tensors that are missing or contradict each other; `MakeDims` too.
         """
         raise NotImplementedError
 
@@ -138,14 +119,10 @@ class CheckpointReader:
 def find_reader(
     folder: Path, weights: Path | None = None
 ) -> tuple[CheckpointReader, LeRobotPolicy | None]:
-    """Find the reader of a folder and, where `lerobot_folder` reads it, the policy's description.
+    """Find the reader of a folder and the policy's description, if `lerobot_folder` reads it.
 
-    Args:
-        folder: folder of the checkpoint.
-        weights: folder of the weights, where they are in another: those below an adapter.
-
-    Raises:
-        ExportError: a policy that is not served, or no checkpoint at all.
+    `weights`: folder of the weights below an adapter. Raises ExportError: unsupported, or no
+    checkpoint.
     """
     readers = _readers()
     refuse_unserved(folder)

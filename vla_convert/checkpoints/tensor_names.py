@@ -1,7 +1,6 @@
 """Names of tensors: a training project's on one side, ours on the other.
 
-What the Hugging Face library calls the parts of a SigLIP tower and of a decoder stack is written
-here once; a family's checkpoint says where they stand and what else there is.
+The Hugging Face names of a SigLIP tower and of a decoder stack are written here once.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ class TensorNames:
 
     Attributes:
         rows: patterns of whole names (without LeRobot's leading `model.`) to ours.
-        packed: patterns of tensors that several of ours are stacked in along the first axis, in
-            equal parts, to the names of ours in order.
-        unused: patterns of tensors that are not used at inference.
-        tied: our name of a tensor to ours of the one that it may stand in for.
+        packed: patterns of tensors stacked along the first axis in equal parts, to our names
+            in order.
+        unused: tensors that inference does not use.
+        tied: our name of a tensor to that of the one it may stand in for.
     """
 
     rows: tuple[tuple[re.Pattern[str], str], ...]

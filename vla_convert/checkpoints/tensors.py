@@ -1,9 +1,7 @@
 """A checkpoint's tensors: found, renamed, checked, copied; never computed with.
 
-LeRobot's and openpi's tensors differ from ours in name only, so an export copies bytes. Whatever
-the precision, nothing is rounded, and the memory needed does not grow with the checkpoint.
-Only safetensors are opened here. A family whose folders keep a head in a pickle reads its tensors
-with `torch_archives`, which executes none of it.
+Tensors are copied byte by byte: nothing is rounded, and memory does not grow with the checkpoint.
+Only safetensors are opened here; `torch_archives` reads heads kept in a pickle.
 """
 
 from __future__ import annotations
@@ -57,18 +55,11 @@ class CheckpointError(ExportError):
 def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[str, StoredTensor]:
     """Find a checkpoint's tensors, under our names where the table knows them.
 
-    Tensors that nothing uses are left out; unknown ones keep their own name, so that
-    `check_tensors` lists them. A prefix before every name is left out.
-
-    Args:
-        folder: folder with `model.safetensors`, or with shards and their
-            `model.safetensors.index.json`.
-        names: names of the family's tensors; without them all keep their own.
-
-    Raises:
-        CheckpointError: no safetensors, a pickle, a damaged file, a shard or tensor that the index
-            names and nobody has, two tensors of one name.
-        JsonError: an index that is damaged or lacks its `weight_map`.
+    Unused tensors and a prefix before every name are left out; unknown tensors keep their names,
+    so that `check_tensors` lists them. `folder`: has `model.safetensors`, or shards and
+    `model.safetensors.index.json`. Raises CheckpointError: no safetensors, a pickle, a damaged
+    file, a shard or tensor that the index names and nobody has, two tensors of one name;
+    JsonError: an index that is damaged or lacks its `weight_map`.
     """
     folder = Path(folder)
     tensors: dict[str, StoredTensor] = {}
@@ -93,11 +84,7 @@ def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[
 
 
 def read_stored(folder: Path) -> list[StoredTensor]:
-    """Find a checkpoint's tensors under their own names, without the marks of wrappers.
-
-    Raises:
-        CheckpointError, JsonError: as `read_tensors`.
-    """
+    """Find a checkpoint's tensors by their own names without wrappers; raise as `read_tensors`."""
     found = _stored_tensors(folder)
     parallel = _PARALLEL if all(stored.name.startswith(_PARALLEL) for stored in found) else ''
     return [
@@ -112,7 +99,7 @@ def prefixes(names: Collection[str]) -> list[str]:
     found, parts = [''], first.split('.')
     for count in range(1, len(parts)):
         prefix = '.'.join([*parts[:count], ''])
-        # What the first and the last in order share, all between share.
+        # A prefix of the first and last in order is one of all.
         if not last.startswith(prefix):
             break
         found.append(prefix)
@@ -128,11 +115,7 @@ def _prefix(stored: Collection[str], names: TensorNames) -> str:
 
 
 def cut(stored: StoredTensor, names: tuple[str, ...]) -> list[tuple[str, StoredTensor]]:
-    """Cut a tensor along its first axis into equal parts, by name; none is copied.
-
-    Raises:
-        CheckpointError: it does not divide.
-    """
+    """Cut a tensor along its first axis into equal parts, uncopied; CheckpointError: uneven."""
     if len(names) == 1:
         return [(names[0], stored)]
     length, *rest = stored.shape or (0,)
@@ -154,13 +137,7 @@ def copy_tensors(
     *,
     advance: Callable[[int], object] = lambda count: None,
 ) -> None:
-    """Write tensors to one safetensors file under our names, byte for byte.
-
-    Args:
-        tensors: tensors found by `read_tensors`.
-        path: the file to write.
-        advance: called with the number of bytes of each copied block.
-    """
+    """Write tensors to one safetensors file; `advance` gets the bytes of each block."""
     # The format wants offsets aligned for the widest type: widest first, then by name.
     order = sorted(tensors, key=lambda name: (-WEIGHT_BYTES[tensors[name].dtype], name))
     header: dict[str, object] = {'__metadata__': {'format': 'pt'}}

@@ -1,8 +1,7 @@
-"""Tensors of a file that `torch.save` wrote, mapped and not read, without running anything in it.
+"""Tensors of a file that `torch.save` wrote, memory-mapped without executing its pickle.
 
-Such a file is a zip archive with a pickle, which may name any function to call. `torch.load` with
-`weights_only` calls nothing but what makes tensors, and with `mmap` it refuses the older formats of
-`torch.save`, which PyTorch before 2.6 read without that rule.
+`torch.load(weights_only=True, mmap=True)` calls only tensor constructors and refuses the older
+formats, which PyTorch before 2.6 read without that rule.
 """
 
 from __future__ import annotations
@@ -37,18 +36,10 @@ class _MappedTensor(ComputedTensor):
 
 
 def read_archive(path: Path) -> list[StoredTensor]:
-    """Find the tensors of a state dict that `torch.save` wrote.
+    """Find the tensors of a state dict that `torch.save` wrote, without DDP's `module.` prefix.
 
-    Args:
-        path: the file.
-
-    Returns:
-        its tensors, without DistributedDataParallel's `module.` in front of their names
-
-    Raises:
-        CheckpointError: a file that is damaged, holds anything but tensors of floats, or names
-            something to call.
-        ModuleNotFoundError: PyTorch is not installed.
+    Raises CheckpointError: damaged, holds anything but float tensors, or names something to call;
+    ModuleNotFoundError: no PyTorch.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """Keys of a checkpoint's configurations that its reader did not ask for.
 
-A fork, or a release that is newer than a reader, may have keys that change the network. What a
-reader asks for is known by the asking (`noting_keys`). What it has no use for is listed: here for
-all policies of a project, in `CheckpointReader.known` for those of a family. The rest is told.
+A fork or a newer release may have keys that change the network. `noting_keys` records what a
+reader asks for; keys without a use are listed here for a project, in `CheckpointReader.known` for
+a family. All others are reported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEROBOT_KEYS = (
     'scheduler_(name|warmup_steps|decay_steps|decay_lr)',
     'freeze_vision_encoder|train_expert_only|train_state_proj|dropout',
     'do_mask_loss_for_padding|drop_n_last_frames',
-    # What of a chunk LeRobot's own loop executes.
+    # Part of a chunk that LeRobot's loop executes.
     'n_action_steps',
     '(input_features|output_features|normalization_mapping)(\\..*)?',
     # Processors.
@@ -45,21 +45,21 @@ _OF_TRANSFORMERS = (
     'is_decoder|is_encoder_decoder|add_cross_attention|cross_attention_hidden_size|'
     'tie_word_embeddings|tie_encoder_decoder|chunk_size_feed_forward|finetuning_task|problem_type|'
     'task_specific_params|id2label|label2id|num_labels|remove_invalid_values|'
-    # Of generating text.
+    # Text generation.
     'max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|'
     'temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|'
     '(encoder_)?no_repeat_ngram_size|bad_words_ids|num_return_sequences|'
     'forced_(bos|eos)_token_id|exponential_decay_length_penalty|'
     'suppress_tokens|begin_suppress_tokens|'
     '(bos|eos|pad|sep|unk|decoder_start)_token_id|'
-    # Of training, or shown by the tensors.
+    # Training, or shown by the tensors.
     'initializer_(range|factor)|attention_dropout|pretraining_tp|vocab_size|hidden_size|'
     'intermediate_size|num_hidden_layers|num_attention_heads|num_key_value_heads|num_channels|'
     'max_position_embeddings|patch_size|image_size|head_dim|projection_dim'
 )
 TRANSFORMERS_KEYS = (
     rf'(\w+_config\.)?({_OF_TRANSFORMERS})(\..*)?',
-    # Of image processors.
+    # Image processors.
     'image_processor_type|size|crop_size',
 )
 _FILES = (
@@ -73,12 +73,9 @@ _LONGEST_VALUE = 60
 
 
 def unread_notes(folder: Path, noted: NotedMappings, known: Sequence[str]) -> tuple[str, ...]:
-    """Return a note for each configuration of a folder with keys that nobody knows.
+    """Return a note for each configuration with unknown keys.
 
-    Args:
-        folder: folder of the checkpoint.
-        noted: mappings that its reader looked into.
-        known: patterns of whole fields that it has no use for.
+    `noted`: mappings that the reader looked into; `known`: patterns of whole fields without a use.
     """
     patterns = [re.compile(pattern) for pattern in known]
     notes = []

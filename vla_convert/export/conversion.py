@@ -1,7 +1,4 @@
-"""From a checkpoint folder to a policy bundle: gather, check, then write.
-
-Everything is known and checked before the first byte is written.
-"""
+"""From a checkpoint folder to a policy bundle: everything is checked before a byte is written."""
 
 from __future__ import annotations
 
@@ -74,15 +71,11 @@ _SHORTEST_TASK = 'a'
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """A checked bundle that only waits to be written.
+    """A checked bundle that waits to be written.
 
-    Attributes:
-        spec: without files.
-        tensors: this package's names to the stored tensors.
-        statistics: cut to the named dimensions.
-        tokenizer: the file to copy; None without language.
-        notes: for people, about how contradictory facts were read.
-        files: further files to copy, by their names in the bundle.
+    `spec` is without files; `tensors` and `files` go by their names in the bundle; `statistics`
+    are cut to the named dimensions; `tokenizer` is None without language; `notes` tells people how
+    contradictory facts were read.
     """
 
     spec: BundleSpec
@@ -100,14 +93,8 @@ class ExportPlan:
 def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) -> ExportPlan:
     """Gather and check everything that a bundle needs; writes nothing.
 
-    Args:
-        checkpoint: a folder of a project and a family that is served.
-        options: facts that the folder lacks.
-        default_name: name of the policy, where the options have none.
-
-    Raises:
-        ExportError: all that is missing or contradictory at once, else the first defect.
-        JsonError: a JSON file of the checkpoint that cannot be used.
+    Raises ExportError: all that is missing or contradictory at once, else the first defect;
+    JsonError: a JSON file of the checkpoint that cannot be used.
     """
     adapter = is_adapter(checkpoint)
     base = checkpoint
@@ -138,12 +125,11 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         source = Source(checkpoint, tensors, facts, options, missing)
         tensors = reader.select(source)
         make_dims = reader.sizes(source._replace(tensors=tensors))
-        # Sizes that are not known yet may use them once they are.
         if make_dims is not None:
             missing.refuse_unused(options.reader_options)
         settled = _settle(reader, facts, make_dims, options, missing)
         dims = settled.dims
-    # Imports PyTorch, in seconds: nothing above takes it.
+    # Imports PyTorch, in seconds: nothing above needs it.
     from vla_runtime.families.flow_network import weight_shapes
 
     try:
@@ -262,17 +248,12 @@ def write_export(
     """Write a planned bundle; the target appears complete or not at all.
 
     Args:
-        plan: plan made by `plan_export`.
-        target: the bundle's folder.
-        force: replace a bundle that lies there.
-        further_bytes: number of bytes that `finish` will write.
-        advance: function called with the number of bytes of each copied block of weights.
-        finish: function that adds further files to the folder before it is sealed, such as `onnx/`.
+        force: replace an existing bundle.
+        advance: gets the bytes of each copied block of weights.
+        finish: adds files, such as `onnx/`, before the folder is sealed.
 
-    Raises:
-        BundleError: the target exists.
-        ExportError: the disk has not enough room, or the checkpoint changed meanwhile.
-        OSError: a file cannot be read or written.
+    Raises BundleError: the target exists; ExportError: too little disk, or the checkpoint changed;
+    OSError.
     """
     with new_bundle(target, force=force) as folder:
         free = shutil.disk_usage(folder).free
@@ -326,10 +307,8 @@ def _check_facts(
 class _Settled:
     """Facts of folder and options combined, none missing.
 
-    Attributes:
-        language: tokenizer, template and tokens of a prompt; None for a policy without language.
-        wordless: how many of the data set's tasks have no words; None: all have some.
-        notes: for people, about the data set.
+    `language` is None without language; `wordless` says how many tasks of the data set have no
+    text.
     """
 
     columns: Columns
@@ -360,11 +339,6 @@ def _settle(
     options: ExportOptions,
     missing: MissingFacts,
 ) -> _Settled:
-    """Put folder and options together.
-
-    Raises:
-        ExportError: everything that is missing or contradictory, at once.
-    """
     dataset = _dataset(options)
     columns = resolve_columns(facts, options, dataset, missing)
     rate_hz = _rate(options, dataset, missing)
@@ -376,7 +350,7 @@ def _settle(
     cameras = settle_cameras(options.cameras, facts, missing)
     horizon, denoise_steps = _numbers(reader, facts, options, missing)
     missing.raise_if_any()
-    # Every None is noted in `missing`, so nothing is None any more.
+    # Every None is noted in `missing`, which has raised.
     assert columns and cameras and make_dims and (language or not has_language)
     assert rate_hz and horizon and denoise_steps
     return _Settled(
@@ -441,7 +415,7 @@ def _check_no_language(facts: FolderFacts, options: ExportOptions, missing: Miss
 def _numbers(
     reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, missing: MissingFacts
 ) -> tuple[int | None, int | None]:
-    """Actions of a chunk, denoise steps."""
+    """Return horizon and denoise steps."""
     return (
         missing.pick(
             '--horizon',
@@ -461,12 +435,6 @@ def _numbers(
 
 
 def _dataset(options: ExportOptions) -> DatasetInfo | None:
-    """Read the LeRobot data set of the options; None without one.
-
-    Raises:
-        ExportError: no such folder, or a damaged one; raised at once, because without it everything
-            it says would be asked for.
-    """
     if options.dataset is None:
         return None
     if not options.dataset.exists():

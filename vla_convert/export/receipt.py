@@ -35,17 +35,14 @@ class Comparison:
     def of(
         cls, file: str, tensor: str, errors: list[tuple[float, float]], precision: str
     ) -> Comparison:
-        """From the largest and mean error of every case.
-
-        Every precision reads the time table in float32.
-        """
+        """From the largest and mean error of every case; the time table is always float32."""
         largest, mean = np.array(errors).T
         bound = BOUNDS['float32' if file == TIME_TABLE else precision].tensor
         return cls(file, tensor, float(largest.max()), float(mean.mean()), bound)
 
     @property
     def passed(self) -> bool:
-        # A NaN is not below any bound.
+        # NaN fails.
         return bool(self.max_error <= self.bound)
 
 
@@ -53,10 +50,8 @@ class Comparison:
 class ChunkComparison:
     """One whole chunk against the reference.
 
-    Attributes:
-        file: file that gave the chunk; `engines` for those of TensorRT.
-        graphs: all that had a part in it, in words.
-        growth: the largest error after each step.
+    `file` gave it (`engines` for TensorRT) with `graphs`, in words; `growth`: largest error after
+    each step.
     """
 
     file: str

@@ -1,7 +1,7 @@
 """Checkpoints of ACT: LeRobot's folders.
 
-The folder says everything but names, units and rate. Its `pretrained_backbone_weights` are those
-that training began with; the folder's own tensors are newer.
+The folder lacks only names, units and rate. Its `pretrained_backbone_weights` are those that
+training began with; the folder's own tensors are newer.
 """
 
 from __future__ import annotations

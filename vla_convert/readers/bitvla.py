@@ -126,12 +126,8 @@ class ModelFacts:
     """Facts of config.json that no shape shows; None where it has no number.
 
     Attributes:
-        kv_heads: key and value heads of the language model.
-        rope_base: base of its rotary positions.
-        rms_epsilon: epsilon of its norms.
-        vision_heads: heads of the tower.
-        feature_layer: block of the tower whose output the projector reads, counted from the end
-            where it is negative; 0 is what goes into the first.
+        feature_layer: vision block that the projector reads; negative from the end, 0 its
+            input.
         ternary_vision: the tower's linear layers are ternary.
     """
 
@@ -144,15 +140,9 @@ class ModelFacts:
 
 
 def read_bitvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
-    """Read all facts in a folder.
+    """Read all facts in a folder; `unnorm_key` is needed where it has several data sets.
 
-    Args:
-        folder: folder of the checkpoint.
-        unnorm_key: data set whose statistics state and actions are in; needed where the folder has
-            those of several.
-
-    Raises:
-        ExportError, JsonError: missing or damaged files.
+    Raises ExportError or JsonError: missing or damaged files.
     """
     image_size = read_json(folder / CONFIG_FILE).mapping('vision_config').count('image_size', None)
     return oft_facts(
@@ -168,11 +158,7 @@ def read_bitvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
 
 
 def read_model(folder: Path) -> ModelFacts:
-    """Read what config.json says of the networks.
-
-    Raises:
-        JsonError: settings that the networks are not written for.
-    """
+    """Read what config.json says of the networks; JsonError: unsupported settings."""
     config = read_json(folder / CONFIG_FILE)
     for key, value in _FIXED.items():
         expect(config, key, value)
@@ -215,20 +201,10 @@ _MARK = '.self_attn.attn_sub_norm.weight'
 
 @dataclass(frozen=True)
 class _OfMaster(ComputedTensor):
-    """A tensor that is computed from master weights.
-
-    Attributes:
-        master: the master weights.
-    """
-
     master: StoredTensor = field(kw_only=True)
 
     def read(self) -> np.ndarray:
-        """Return the master weights in float32.
-
-        Raises:
-            CheckpointError: numbers that are not finite.
-        """
+        """Return the master weights in float32; CheckpointError: not finite."""
         numbers = (
             np.frombuffer(self.master.data(), '<f4').reshape(self.master.shape)
             if isinstance(self.master, ComputedTensor)
@@ -366,7 +342,7 @@ class BitVlaReader(CheckpointReader):
 
 
 def _with_masters(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Tensors with the master weights in place of what is computed from them."""
+    """Tensors with the master weights instead of those computed from them."""
     shown = dict(tensors)
     for name, stored in tensors.items():
         if isinstance(stored, _Packed):
@@ -375,11 +351,7 @@ def _with_masters(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor
 
 
 def _stop_token(tokenizer: Path) -> int:
-    """Find the token behind the places of the actions.
-
-    Raises:
-        ExportError: the vocabulary has none.
-    """
+    """Find the token after the answer's last action."""
     try:
         (ids,) = Tokenizer.load(tokenizer, bos=False).piece_tokens([Piece(STOP, True)])
     except ValueError as error:

@@ -1,8 +1,7 @@
 """Sizes of vision towers and decoder stacks, read off the shapes of their tensors.
 
-Almost everything shows in a shape. Two numbers do not, because a projection is as wide as its heads
-together: the vision tower's heads, and the language model's key/value heads (with those, the query
-heads follow).
+Two numbers show in no shape, since a projection is as wide as its heads together: the vision
+tower's heads, and the language model's key/value heads (query heads follow from these).
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ class HeadCounts:
 
 
 class Shapes:
-    """Tensor shapes by this package's names; a missing tensor is an error.
-
-    Args:
-        policies: kind of policy, for the error.
-    """
+    """Tensor shapes by this package's names; a missing tensor is an error."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor], policies: str) -> None:
         self._tensors = tensors
@@ -60,11 +55,7 @@ class Shapes:
         return name in self._tensors
 
     def depth(self, stack: str) -> int:
-        """Blocks of a stack, such as `vision.blocks`.
-
-        Raises:
-            CheckpointError: one in the middle is missing, or all are.
-        """
+        """Number of blocks of a stack such as `vision.blocks`; CheckpointError: blocks missing."""
         prefix = f'{stack}.'
         indices = {
             int(name.removeprefix(prefix).split('.')[0])
@@ -78,13 +69,9 @@ class Shapes:
 
 
 def image_size_of(shape: Shapes, class_tokens: int = 0) -> int:
-    """Edge of the square input image in pixels.
+    """Edge of the square input image in pixels; `class_tokens`: positions without a patch.
 
-    Args:
-        class_tokens: positions that are no patch's.
-
-    Raises:
-        CheckpointError: the patches or their positions do not form a square.
+    Raises CheckpointError: patches or positions that form no square.
     """
     _, channels, patch, patch_width = shape('vision.patch_embedding.weight', 4)
     positions = shape('vision.position_embedding', 3 if class_tokens else 2)[-2]
@@ -99,16 +86,7 @@ def image_size_of(shape: Shapes, class_tokens: int = 0) -> int:
 
 
 def square_edge(inputs: int, width: int, layer: str) -> int:
-    """Edge of the square of patches that a layer takes at once.
-
-    Args:
-        inputs: numbers that the layer takes.
-        width: numbers of a patch.
-        layer: name of the layer, for the error.
-
-    Raises:
-        CheckpointError: its input is not a square of patches.
-    """
+    """Edge of a layer's square of patches; CheckpointError: `inputs` / `width` is no square."""
     edge = math.isqrt(inputs // width)
     if width * edge**2 != inputs:
         raise CheckpointError(
@@ -131,11 +109,7 @@ def vision_dims(shape: Shapes, num_heads: int, image_size: int) -> VisionDims:
 
 
 def decoder_dims(shape: Shapes, stack: str, kv_heads: int) -> DecoderDims:
-    """Sizes of a stack.
-
-    Raises:
-        CheckpointError: projections that the heads do not divide.
-    """
+    """Sizes of a stack; CheckpointError: projections that the heads do not divide."""
     queries, width = shape(f'{stack}.blocks.0.attention.q.weight', 2)
     keys, _ = shape(f'{stack}.blocks.0.attention.k.weight', 2)
     head_dim = keys // kv_heads
@@ -155,11 +129,7 @@ def decoder_dims(shape: Shapes, stack: str, kv_heads: int) -> DecoderDims:
 
 
 def checked_dims(make: Callable[[], T]) -> T:
-    """Return `make()`; raise its ValueError as the checkpoint's.
-
-    Raises:
-        CheckpointError: sizes that `make` refuses.
-    """
+    """Return `make()`; raise its ValueError as a CheckpointError."""
     try:
         return make()
     except CheckpointError:
@@ -190,13 +160,7 @@ def check_stated(missing: MissingFacts, *sizes: tuple[str, object, object]) -> N
 
 @dataclass(frozen=True)
 class KnownHeads:
-    """Head counts of published networks, for those that a user is not asked for.
-
-    Attributes:
-        vision: heads of this tower; None: unknown.
-        kv: key and value heads of this language model; None: unknown.
-        vision_example, kv_example: example for the question: 'SigLIP So400m has 16'.
-    """
+    """Head counts of published networks, None if unknown, with examples for questions."""
 
     vision: int | None
     kv: int | None
@@ -248,8 +212,7 @@ def _fitting_kv_heads(shape: Shapes) -> tuple[int, ...]:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# A residual network in a checkpoint: names of its tensors, and the sizes that they show.
+# --- Residual networks: tensor names and sizes
 
 _Rows = tuple[tuple[re.Pattern[str], str], ...]
 _STAGES = 4
@@ -260,12 +223,8 @@ _CONVOLUTIONS = 3
 def resnet_rows(theirs: str, ours: str, stem: tuple[str, str], stage: str, *, first: int) -> _Rows:
     """Rows of a table of tensor names for torchvision's blocks.
 
-    Args:
-        theirs: pattern of what stands before the names in the checkpoint.
-        ours: what stands before ours; may refer to groups of `theirs`.
-        stem: patterns of convolution and norm of the stem.
-        stage: pattern of a stage, with `{}` for its number.
-        first: number of the first stage.
+    `theirs` and `ours` are prefixes (ours may refer to groups); `stem` has patterns of its
+    convolution and norm; `stage` has `{}` for its number.
     """
     rows = list(_conv_norm(theirs, ours, *stem, 'stem'))
     for index in range(_STAGES):
@@ -300,11 +259,7 @@ def resnet_dims(
     dilated: bool = False,
     norm: Literal['batch', 'group'] = 'batch',
 ) -> ResNetDims:
-    """Sizes of the network whose tensors begin with `backbone`.
-
-    Raises:
-        CheckpointError: tensors that are missing or contradict each other.
-    """
+    """Sizes of the network whose tensors begin with `backbone`; CheckpointError: do not fit."""
     blocks = [shape.depth(f'{backbone}.stages.{stage}') for stage in range(_STAGES)]
     channels = [
         shape(f'{backbone}.stages.{stage}.0.convolutions.0.conv.weight', 4)[0]

@@ -1,7 +1,7 @@
 """Checkpoints of Diffusion Policy: LeRobot's folders.
 
-The tensors say whether there is an encoder for each camera, and which norms it has: LeRobot's own
-reader leaves weights random where config.json lacks the one or means the other.
+The tensors show whether each camera has an encoder, and its norms: LeRobot's own reader leaves
+weights random where config.json lacks the one or means the other.
 """
 
 from __future__ import annotations
@@ -184,10 +184,7 @@ def _unet(shape: Shapes, config: JsonMapping) -> UNetDims:
 def frames_of(
     config: JsonMapping,
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Read (height, width) of resize and crop; None where there is none.
-
-    With a resize the crop is a share of it, whatever else config.json says.
-    """
+    """Read (height, width) of resize and crop (a fraction of a resize); None for none."""
     resize = pair(config, 'resize_shape')
     if resize is None:
         return None, pair(config, 'crop_shape')

@@ -1,7 +1,6 @@
 """Checkpoints of Evo-1: LeRobot's folders.
 
-The folder names the vision-language model that its policy was cut from, but lacks that model's head
-counts and tokenizer. Head counts of the published model are looked up by width.
+The folder lacks head counts (looked up by width) and tokenizer of its vision-language model.
 """
 
 from __future__ import annotations
@@ -220,15 +219,7 @@ class Evo1Reader(CheckpointReader):
 
 
 def of_embodiment(tensors: Mapping[str, StoredTensor], embodiment: int) -> dict[str, StoredTensor]:
-    """Cut one embodiment's matrices out of those of all; others stay as they are.
-
-    Args:
-        tensors: tensors by our names.
-        embodiment: index of its matrix.
-
-    Raises:
-        CheckpointError: there is no such embodiment.
-    """
+    """Cut one embodiment's matrices out of those of all; CheckpointError: no such embodiment."""
     chosen = dict(tensors)
     for name, stored in tensors.items():
         axes = 3 if name.endswith('weight') else 2

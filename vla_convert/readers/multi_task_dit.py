@@ -1,7 +1,6 @@
 """Checkpoints of Multi-Task DiT: LeRobot's folders.
 
-A folder lacks what its CLIP model has: head counts, which are looked up by width, and the
-tokenizer.
+A folder lacks head counts (looked up by width) and tokenizer of its CLIP model.
 """
 
 from __future__ import annotations

@@ -104,11 +104,7 @@ NAMES = TensorNames(
 
 
 def without_last_blocks(names: set[str]) -> set[str]:
-    """Leave out the last block of each tower, which nothing reads.
-
-    Args:
-        names: our names of a checkpoint's tensors.
-    """
+    """Leave out the last block of each tower, which nothing reads."""
     kept = set(names)
     for tower in _TOWERS:
         prefix = f'{tower}.blocks.'
@@ -142,14 +138,9 @@ PROMPT_LENGTH = 64
 
 @dataclass(frozen=True)
 class LanguageFacts:
-    """Facts of the language model that no shape shows, where config.json has them.
+    """Facts of the language model that no shape shows; `kv_heads` is None where not stated.
 
-    Attributes:
-        kv_heads: key and value heads; None: it has no number.
-        rope_base: base of the rotary positions.
-        rms_epsilon: epsilon of the norms.
-        bins: edges of the bins of an action.
-        padding: tokens of the text table that no text has.
+    `bins`: edges of an action's bins; `padding`: rows of the text table that no text has.
     """
 
     kv_heads: int | None
@@ -164,10 +155,9 @@ class ImageFacts:
     """Facts of preprocessor_config.json.
 
     Attributes:
-        images: resize of the image.
-        means, stds: of the colour channels from [0, 1], DINOv2's and SigLIP's.
+        means, stds: of the channels in [0, 1], DINOv2's and SigLIP's.
         image_size: edge of the square image in pixels.
-        notes: where the file's stored transforms say something else.
+        notes: differences of the file's stored transforms.
     """
 
     images: ImageSpec
@@ -178,15 +168,9 @@ class ImageFacts:
 
 
 def read_openvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
-    """Read all facts in a folder.
+    """Read all facts in a folder; `unnorm_key` is needed where it has several data sets.
 
-    Args:
-        folder: folder of the checkpoint.
-        unnorm_key: data set whose statistics the actions are in; needed where the folder has those
-            of several.
-
-    Raises:
-        ExportError, JsonError: missing or damaged files, or settings that are not served.
+    Raises ExportError or JsonError: missing or damaged files, or unsupported settings.
     """
     images = read_images(folder)
     path, key, data_set, questions = read_data_set(folder, unnorm_key)
@@ -219,13 +203,7 @@ def read_openvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
 
 
 def read_language(folder: Path) -> LanguageFacts:
-    """Read what config.json says of language model and bins.
-
-    What transformers leaves out there has Llama's default value.
-
-    Raises:
-        JsonError: settings that the networks are not written for.
-    """
+    """Read language model and bins, with Llama's defaults; JsonError: unsupported settings."""
     config = read_json(folder / CONFIG_FILE)
     for key, value in _FIXED.items():
         expect(config, key, value)
@@ -257,8 +235,7 @@ def read_language(folder: Path) -> LanguageFacts:
 def read_images(folder: Path) -> ImageFacts:
     """Read resize and colour statistics of the images.
 
-    Raises:
-        ExportError, JsonError: a missing or damaged file, or another preprocessing.
+    Raises ExportError or JsonError: a missing or damaged file, or unsupported preprocessing.
     """
     path = folder / PREPROCESSOR_FILE
     if not os.path.lexists(path):
@@ -311,8 +288,7 @@ def _transform_notes(
 ) -> tuple[str, ...]:
     """Return a note where the stored transforms are not those that the other settings make.
 
-    The training's processor makes them of strategy, means and stds, saves them as `tvf_*`, and
-    takes the saved ones where it is loaded.
+    The training's processor saves them as `tvf_*` and uses the saved ones when it is loaded.
     """
     letterbox = images.padding == 'letterbox'
     numbers = [{'mean': [*mean], 'std': [*std]} for mean, std in zip(means, stds, strict=True)]
@@ -370,11 +346,7 @@ _ADAPTER_FOLDER = 'lora_adapter'
 class _Platform(NamedTuple):
     """Constants of the training on one robot's data, which no file of a folder has.
 
-    Attributes:
-        horizon: actions of a chunk.
-        action_dim: numbers of an action.
-        state_dim: numbers of the state.
-        by_range: -1 and 1 are the least and the greatest value, not q01 and q99.
+    `by_range`: -1 and 1 are the least and greatest value, not q01 and q99.
     """
 
     horizon: int
@@ -442,15 +414,9 @@ def _is_openvla(folder: Path) -> bool:
 
 
 def read_oft_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
-    """Read all facts in a folder of OpenVLA-OFT.
+    """Read all facts in an OFT folder; `unnorm_key` is needed where it has several data sets.
 
-    Args:
-        folder: folder of the checkpoint.
-        unnorm_key: data set whose statistics state and actions are in; needed where the folder has
-            those of several.
-
-    Raises:
-        ExportError, JsonError: missing or damaged files, or settings that are not served.
+    Raises ExportError or JsonError: missing or damaged files, or unsupported settings.
     """
     data_set = read_data_set(folder, unnorm_key)
     platform = _platform_of(data_set)

@@ -97,11 +97,7 @@ def pi_shapes(tensors: Mapping[str, StoredTensor]) -> Shapes:
 
 
 def family_of(tensors: Mapping[str, StoredTensor]) -> str:
-    """Return the family, found from the layers that take the flow time.
-
-    Raises:
-        CheckpointError: neither family's tensors are there, or both are.
-    """
+    """Find the family from the layers of the flow time; CheckpointError: neither, or both."""
     pi05, pi0 = 'time_in.weight' in tensors, 'action_time_in.weight' in tensors
     if pi05 == pi0:
         raise CheckpointError(
@@ -135,14 +131,10 @@ def dims_of(
     """Return all sizes of a policy.
 
     Args:
-        tensors: tensors by our names.
-        heads: head counts, which the tensors do not show.
-        cameras: number of camera inputs, masked ones included.
+        cameras: camera inputs, masked ones included.
         prompt_length: tokens of the padded prompt.
-        horizon: actions of a chunk.
 
-    Raises:
-        CheckpointError: a tensor is missing or contradicts another or the head counts.
+    Raises CheckpointError: a tensor is missing or contradicts another or the head counts.
     """
     shape = pi_shapes(tensors)
     has_state_token = family_of(tensors) == 'pi0'
@@ -192,15 +184,12 @@ def read_openpi_folder(
     """Read all facts in an openpi folder.
 
     Args:
-        folder: folder of the checkpoint, with or without config.json.
-        family: found from the tensors; the folder does not state it.
-        asset_id: id of the statistics to use, where the folder has several.
-        statistics_file: a norm_stats.json to use where the folder has none.
-        adapt_to_pi: True where ALOHA's joints were trained on in pi's own convention.
-        actions: number of action dimensions, where it is known.
+        asset_id: needed where the folder has several statistics.
+        statistics_file: a norm_stats.json, where the folder has none.
+        adapt_to_pi: ALOHA's joints are in pi's own convention.
+        actions: action dimensions, if known.
 
-    Raises:
-        ExportError: missing, ambiguous or damaged statistics or configuration.
+    Raises ExportError: missing, ambiguous or damaged statistics or configuration.
     """
     path = folder / CONFIG_FILE
     config = read_json(path) if os.path.lexists(path) else JsonMapping(path, {})
@@ -291,8 +280,8 @@ def _statistics(path: Path) -> dict[str, np.ndarray]:
 def _may_be_aloha(actions: int | None, statistics: Mapping[str, np.ndarray] | None) -> bool:
     """Return whether there are as many actions as ALOHA has, or more.
 
-    Where their number is not known, it is that of the columns before the padding, whose statistics
-    are all zero; so are those of a gripper that never moved.
+    Where the number is not known, it is that of the columns before the padding, whose statistics
+    are all zero, like those of a gripper that never moved.
     """
     if actions is not None:
         return actions >= _ALOHA_COLUMNS
@@ -317,7 +306,7 @@ _FIXED = {
     'use_proprioceptive_memory': False,
     'min_period': 0.004,
     'max_period': 4.0,
-    # Of LeRobot's earlier releases.
+    # From earlier LeRobot releases.
     'adapt_to_pi_aloha': False,
     'use_delta_joint_actions_aloha': False,
 }

@@ -88,7 +88,7 @@ class Pi0FastReader(CheckpointReader):
     }
 
     def select(self, source: Source) -> dict[str, StoredTensor]:
-        """Let one of text table and head stand for both, where the folder has one."""
+        """Use one of text table and head for both, where the folder has one."""
         tensors = super().select(source)
         for missing, other in ((TEXT_TABLE, TOKEN_HEAD), (TOKEN_HEAD, TEXT_TABLE)):
             if missing not in tensors and other in tensors:
@@ -142,7 +142,6 @@ class Pi0FastReader(CheckpointReader):
         )
 
     def files(self, source: Source) -> dict[str, Path]:
-        """The action tokenizer."""
         path = _action_tokenizer(source.options.action_tokenizer, source.missing)
         return {} if path is None else {ACTION_TOKENIZER: path}
 

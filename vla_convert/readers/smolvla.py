@@ -1,7 +1,6 @@
 """Checkpoints of SmolVLA: LeRobot's folders.
 
-The folder names the vision-language model that its policy was cut from, but lacks that model's head
-counts and tokenizer. Head counts of the published models are looked up by width.
+The folder lacks head counts (looked up by width) and tokenizer of its vision-language model.
 """
 
 from __future__ import annotations

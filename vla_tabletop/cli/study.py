@@ -146,11 +146,7 @@ def _main(arguments: argparse.Namespace) -> int:
 
 
 def _runnable(studies: Sequence[Study]) -> list[Study]:
-    """Leave out, with a line for each, studies in int8 on a CPU without instructions for it.
-
-    Raises:
-        ValueError: nothing is left.
-    """
+    """Leave out, with a line for each, studies in int8 on a CPU without instructions for it."""
     from vla_runtime.engines.cpu import check_int8
 
     in_int8 = {
@@ -169,11 +165,7 @@ def _runnable(studies: Sequence[Study]) -> list[Study]:
 
 
 def _bundles_of(study: Study, bundles: Sequence[Path]) -> dict[str, Path]:
-    """Bundles by the `policy_family` of the conditions; a family not given uses the shipped one.
-
-    Raises:
-        ValueError: a family has no bundle or several, or one of no use here.
-    """
+    """Bundles by the `policy_family` of the conditions; a family not given uses the shipped one."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_tabletop.training.recipes import SHIPPED
 
@@ -360,7 +352,7 @@ def _judge(
         )
     said = {'command': provenance.command, 'seeds': provenance.seeds, 'code': provenance.code}
     for (backend, precision, folder), conditions in judged.items():
-        # A short trial must not take the place of an earlier record.
+        # A short trial must not replace an earlier record.
         if min(one.episodes for one in conditions) < LEAST_EPISODES:
             print(
                 f'  {folder}: {precision} of {backend}: no receipt is written: fewer than '

@@ -28,11 +28,7 @@ class OperatorError(RuntimeError):
 
 
 class TransitionError(OperatorError):
-    """A lifecycle node refused a transition.
-
-    Attributes:
-        node: name of the node.
-    """
+    """A lifecycle node refused a transition."""
 
     def __init__(self, node: str, verb: str) -> None:
         super().__init__(f'{node} could not {verb}')
@@ -42,9 +38,8 @@ class TransitionError(OperatorError):
 class Operator:
     """Calls services of the session's nodes and waits for the answers.
 
-    Args:
-        node: spun by the caller.
-        check: called while waiting; raises what should end the waiting (a dead child, Ctrl-C).
+    The caller spins `node`; `check` is called while waiting and raises what should end it (a dead
+    child, Ctrl-C).
     """
 
     def __init__(self, node: Node, check: Callable[[], None]) -> None:
@@ -54,11 +49,7 @@ class Operator:
         self._instructions = node.create_publisher(String, 'vla_policy/instruction', LATCHED)
 
     def wait_for(self, condition: Callable[[], Any], what: str, timeout_s: float) -> Any:
-        """Wait until `condition` is true, and return its value.
-
-        Raises:
-            OperatorError: it was not in time.
-        """
+        """Wait until `condition` is true, and return its value; OperatorError: not in time."""
         end_s = time.monotonic() + timeout_s
         while True:
             self._check()
@@ -74,11 +65,7 @@ class Operator:
         self._instructions.publish(String(data=instruction))
 
     def trigger(self, service: str) -> str:
-        """Call a `std_srvs/Trigger`; its message.
-
-        Raises:
-            OperatorError: it did not succeed; with its message.
-        """
+        """Call a `std_srvs/Trigger` and return its message; OperatorError: it failed."""
         response = self._call(Trigger, service, Trigger.Request())
         if not response.success:
             raise OperatorError(f'{service}: {response.message}')
@@ -97,11 +84,7 @@ class Operator:
         self._transition('deactivate', nodes, ANSWER_TIMEOUT_S)
 
     def set_parameter(self, node: str, name: str, value: Any) -> None:
-        """Set one parameter.
-
-        Raises:
-            OperatorError: it was refused; with the reason.
-        """
+        """Set one parameter; OperatorError: refused, with the reason."""
         request = SetParameters.Request()
         request.parameters = [Parameter(name, value=value).to_parameter_msg()]
         result = self._call(SetParameters, f'{node}/set_parameters', request).results[0]

@@ -1,7 +1,7 @@
 """Options of `vla_runtime demo`, checked before anything slow is imported or started.
 
-The nodes check the same and more when they are configured, but only after several seconds; what can
-be checked without ROS, PyTorch and MuJoCo is checked here.
+Everything that needs neither ROS, PyTorch nor MuJoCo is checked here; the nodes check more,
+seconds later.
 """
 
 from __future__ import annotations
@@ -32,16 +32,13 @@ class DemoOptions:
     """Options of `vla_runtime demo`.
 
     Attributes:
-        seconds: duration of the closed loop.
         out: folder for bag, parameters, logs and report.
-        bundle: folder of the policy bundle.
-        robot: name or path of the robot file, which must be the tabletop's.
-        backend: backend of the networks; `auto`: the first in order that can run it here.
-        replan_interval: steps; None as configured.
-        cfg_beta: guidance scale, which also turns guidance on; None as configured.
-        seed: seed of scenes and instructions.
-        namespace: namespace of all nodes, without slashes around it; '' for none.
-        record: the bag has every frame that an inference used, so that it can be replayed.
+        robot: name or path of a robot file of the tabletop.
+        backend: `auto`: the first in order that can run the bundle here.
+        replan_interval: steps; None: as configured.
+        cfg_beta: guidance scale, which turns guidance on; None: as configured.
+        seed: of scenes and instructions.
+        record: the bag gets every frame of an inference, for a replay.
         record_to: folder of the bag; None: `bag` in `out`.
     """
 
@@ -73,20 +70,12 @@ class DemoOptions:
         return 'used' if self.record else 'reduced'
 
     def load_robot(self) -> Robot:
-        """The robot file.
-
-        Raises:
-            ValueError: there is no such file, or it cannot be used.
-        """
+        """The robot file; ValueError: none there, or unusable."""
         return load_robot(find_robot(self.robot, share_folder() / 'config' / 'robots'))
 
 
 def check_options(options: DemoOptions) -> None:
-    """Refuse what the demo cannot be run with; writes nothing.
-
-    Raises:
-        ValueError: names the option, or the file, and what would mend it.
-    """
+    """Refuse what the demo cannot run; ValueError: names option or file, and the remedy."""
     if not options.seconds > 0.0:
         raise ValueError(f'--seconds {options.seconds:g}: expected more than 0')
     if not _NAMESPACE.fullmatch(options.namespace):
@@ -107,7 +96,7 @@ def check_options(options: DemoOptions) -> None:
         check_backend(options.backend, options.device)
     bundle = read_bundle(options.bundle, verify=False)
     if options.backend == AUTO:
-        # Says so where nothing here may run it; the node chooses.
+        # Raises where nothing here can run it; the node chooses.
         candidates(bundle, AUTO, options.device, AUTO)
     spec = bundle.spec
     robot = options.load_robot()

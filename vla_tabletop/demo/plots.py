@@ -16,7 +16,7 @@ from vla_tabletop.demo.telemetry import Attempt, Series, Telemetry
 _MEASURED, _COMMANDED, _SEAM, _LATE = '#1f6f8b', '#d1495b', '#b8b8b8', '#e09f3e'
 _OUTCOME = {'success': '#4f9d69', '': '#9a9a9a'}
 _FAILED = '#d1495b'
-# Beside the axes' top right corner, outside.
+# Outside the axes' top right corner.
 _ABOVE: dict[str, Any] = {'loc': 'lower right', 'bbox_to_anchor': (1.0, 1.0), 'frameon': False}
 _RESET: dict[str, Any] = {'color': '#1d1d1f', 'linewidth': 0.9, 'linestyle': (0, (1, 2))}
 # Points a curve keeps, about: more would not be seen.
@@ -26,20 +26,15 @@ _POINTS = 1500
 _GAP_FACTOR = 5.0
 _LEAST_GAP_S = 0.08
 _AROUND = 11
-# A curve of so few samples shows each of them.
+# Curves this short show every sample.
 _FEW = 200
-# A joint follows the newest command; none that is older than this.
+# A joint follows the newest command, up to this age.
 _FOLLOWED_NS = 200_000_000
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Size of the plots, so that their words can be read on a screen.
-
-    Attributes:
-        width: inches.
-        columns: columns of a legend.
-    """
+    """Size of the plots, legible on a screen; `width` in inches."""
 
     width: float
     columns: int
@@ -50,21 +45,14 @@ class Sheet:
 
 
 WIDE = Sheet(12.0, 7)
-# A telephone held upright.
+# Phones in portrait.
 NARROW = Sheet(4.8, 3)
 
 
 def joints(
     telemetry: Telemetry, units: Mapping[str, str], start_ns: int, sheet: Sheet = WIDE
 ) -> str:
-    """Commanded and measured positions; every hand-over, instruction and reset is marked.
-
-    Args:
-        telemetry: telemetry of the session.
-        units: unit of each joint to plot, in order.
-        start_ns: time at which the time axis begins.
-        sheet: size.
-    """
+    """Plot commanded and measured positions, with hand-overs, instructions and resets."""
     rows = max(len(units), 1)
 
     def draw(figure: Figure) -> None:
@@ -116,15 +104,7 @@ def tracking(
 
 
 def tracking_error(telemetry: Telemetry, joint: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return how far a joint is from the newest command, wherever there is one.
-
-    Args:
-        telemetry: telemetry of the session.
-        joint: name of the joint.
-
-    Returns:
-        (n,) times in ns and (n,) measured less commanded positions.
-    """
+    """Return times (n,) ns and a joint's measured position less its newest command (n,)."""
     measured, commanded = telemetry.measured.get(joint), telemetry.commanded.get(joint)
     if not (measured and commanded and measured.times_ns and commanded.times_ns):
         return np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -133,7 +113,7 @@ def tracking_error(telemetry: Telemetry, joint: str) -> tuple[np.ndarray, np.nda
     newest = np.searchsorted(told_ns, times_ns, side='right') - 1
     follows = (newest >= 0) & (times_ns - told_ns[newest] < _FOLLOWED_NS)
     for begin_ns, end_ns in telemetry.resets:
-        # A command from before it was for the arm where it was then.
+        # Earlier commands were for the arm's old position.
         follows &= (times_ns < begin_ns) | (told_ns[newest] > end_ns)
     errors = positions[follows, 0] - commands[newest[follows], 0]
     return times_ns[follows], errors.astype(float)
@@ -173,10 +153,7 @@ def latency(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
 
 
 def ages(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
-    """Plot the age of each input when its inference began; each in a panel of its own.
-
-    Cameras that are triggered together have the same ages, and would hide one another.
-    """
+    """Plot input ages at each inference, a panel each, as cameras triggered together coincide."""
     sources = sorted({name for one in telemetry.inferences for name in one.ages_ms})
     rows = max(len(sources), 1)
 
@@ -197,7 +174,6 @@ def ages(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
 
 
 def ticks(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
-    """Lateness of the control loop over time."""
 
     def draw(figure: Figure) -> None:
         axis = figure.subplots()
@@ -228,7 +204,7 @@ def _attempts(axis: Axes, attempts: Sequence[Attempt], start_ns: int) -> None:
 
 
 def _resets(axis: Axes, telemetry: Telemetry, start_ns: int) -> None:
-    """Mark where the simulator put robot and blocks elsewhere."""
+    """Mark resets of the scene."""
     for number, (_, end_ns) in enumerate(telemetry.resets):
         label = '' if number else 'reset'
         axis.axvline(_seconds(end_ns, start_ns), label=label, **_RESET)
@@ -261,19 +237,10 @@ def _curve(
 def plotted_curve(
     times: np.ndarray, values: np.ndarray, breaks: Sequence[float] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Prepare a curve for plotting: NaN where no sample came for a while, thinned in between.
+    """Thin a curve (times (n,) s, rising; values (n,)) for plotting, with NaN in gaps.
 
-    A gap is found from the samples before any is left out, so that a long curve is as connected as
-    a short one, and from those around it, so that the rate may change. Of every stretch that is
-    thinned the lowest and the highest value stay.
-
-    Args:
-        times: (n,) seconds, rising.
-        values: (n,)
-        breaks: seconds at which a curve is interrupted, whatever its samples are.
-
-    Returns:
-        (m,) seconds and (m,) values.
+    Gaps are found before thinning, relative to the samples around them. Lowest and highest value
+    of every thinned stretch stay. `breaks` (s) always interrupt the curve.
     """
     steps = np.diff(times)
     gaps = steps > np.maximum(_LEAST_GAP_S, _GAP_FACTOR * _usual(steps))
@@ -290,20 +257,11 @@ def plotted_curve(
 
 
 def _usual(steps: np.ndarray) -> np.ndarray:
-    """Usual length of a step at each one: the larger of the medians before and after it.
-
-    The larger, because the first step at a lower rate is as long as those that follow.
-
-    Args:
-        steps: (n,) seconds.
-
-    Returns:
-        (n,) seconds.
-    """
+    """Usual length of a step at each one: the larger of the medians before and after it."""
     count = len(steps)
     if count == 0:
         return steps
-    # Mirrored at the ends, where one side has too few.
+    # Mirrored at the ends.
     padded = np.pad(steps, _AROUND, mode='reflect')
     medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, _AROUND), axis=1)
     return np.maximum(medians[:count], medians[-count:])

@@ -16,8 +16,7 @@ from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, Image
 from vla_tabletop.demo import plots
 from vla_tabletop.demo.telemetry import Attempt, Telemetry, Thumbnail
 
-# --------------------------------------------------------------------------------------------------
-# Explanations of refused chunks, for the reader of the report.
+# --- Explanations of refused chunks
 
 MEANINGS: dict[ChunkRefusal, str] = {
     ChunkRefusal.NOT_RUNNING: 'it came while the executor was not started; usual after a stop, '
@@ -47,7 +46,7 @@ MEANINGS: dict[ChunkRefusal, str] = {
     ChunkRefusal.INTERNAL_ERROR: 'a fault in the executor; its log has more',
 }
 
-# What comes of the last request before a stop, or of the first frames after a start.
+# Expected around a stop or a start.
 _AT_A_START = frozenset(
     {
         ChunkRefusal.NOT_RUNNING,
@@ -63,8 +62,6 @@ def in_order(reason: ChunkRefusal, count: int, starts: int) -> bool:
     """Return whether a run in which nothing is wrong may have so many of them."""
     return reason in _AT_A_START and count <= starts
 
-
-# --------------------------------------------------------------------------------------------------
 
 _TEMPLATE = Path(__file__).with_name('report.html.j2')
 _PHASES = ('tokens', 'images', 'vision', 'prefix', 'denoise', 'actions', 'total')
@@ -92,14 +89,8 @@ def write_report(
 ) -> None:
     """Write the page.
 
-    Args:
-        path: path of the file.
-        telemetry: recorded telemetry; may be empty.
-        parameters: parameters of each node.
-        facts: facts of the run, for the table on top.
-        joint_units: unit of each joint to plot, in order.
-        failure: reason why the session ended early; '' when it did not.
-        images: frames that the bag has.
+    `facts` are for the table on top; `failure` says why the session ended early, '' if it did not;
+    `images`: frames that the bag has.
     """
     start_ns = _start_ns(telemetry)
     page = render(

@@ -1,12 +1,11 @@
 """Run the demo: start three processes, act as the operator, record everything, write a report.
 
 Invariants:
-- the same executables with the same YAML as the launch files start;
-- whatever ends the session (time, a signal, a crashed process), the executor is stopped first
-  where it still lives, then the processes are ended in order and the bag is closed; parameters are
-  written once they are known, the report by the caller;
-- nothing is commanded while the scene is exchanged: the executor is inactive then;
-- a file that cannot be written ends neither session nor motion; it is said at once.
+- executables and YAML are those of the launch files;
+- at any end (time, signal, crash) the executor is stopped first if it lives, then processes end in
+  order and the bag is closed;
+- the executor is inactive while the scene is exchanged;
+- a file that cannot be written is reported at once and ends neither session nor motion.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ from vla_tabletop.demo.telemetry_listener import TelemetryListener
 from vla_tabletop.sim.scene import FIRST_UNSEEN_SEED, sample_scene
 from vla_tabletop.sim.tasks import TIME_LIMIT_S, Family, Task, sample_task
 
-# --------------------------------------------------------------------------------------------------
-# Instructions of the demo: one a scene, drawn from a seed.
+# --- Instructions: one a scene, drawn from a seed
 
 _FAMILIES: tuple[Family, ...] = ('colour', 'position')
 
@@ -59,11 +57,7 @@ class Assignment:
 
 
 def assignments(seed: int) -> Iterator[Assignment]:
-    """Scenes and tasks without end; the same for the same seed.
-
-    Args:
-        seed: 0 and up.
-    """
+    """Scenes and tasks without end, a function of the seed (0 and up)."""
     rng = np.random.default_rng([seed, 7])
     number = 0
     while True:
@@ -74,18 +68,11 @@ def assignments(seed: int) -> Iterator[Assignment]:
         number += 1
 
 
-# --------------------------------------------------------------------------------------------------
-# Print to a terminal that may close while the demo runs.
+# --- Printing to a terminal that may close
 
 
 def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
-    """Print at once; when the terminal is gone, go on without output.
-
-    Args:
-        text: text to print.
-        end: after it.
-        stream: standard output when None.
-    """
+    """Print at once, to standard output by default; a closed terminal is ignored."""
     stream = stream or sys.stdout
     try:
         print(text, end=end, file=stream, flush=True)
@@ -93,8 +80,7 @@ def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
         discard(stream)
 
 
-# --------------------------------------------------------------------------------------------------
-# One line that says how the session is going; overwritten on a terminal, repeated elsewhere.
+# --- Status line: overwritten on a terminal, repeated elsewhere
 
 _TERMINAL_PERIOD_S = 0.2
 _PLAIN_PERIOD_S = 2.0
@@ -103,10 +89,7 @@ _PLAIN_PERIOD_S = 2.0
 class StatusLine:
     """Shows a session's progress on standard output.
 
-    Args:
-        telemetry: telemetry so far.
-        seconds: duration that the session shall take.
-        begun_s: steady time of its beginning.
+    `begun_s` is its beginning on the steady clock, `seconds` its planned duration.
     """
 
     def __init__(self, telemetry: Telemetry, seconds: float, begun_s: float) -> None:
@@ -117,7 +100,7 @@ class StatusLine:
         self._due_s = 0.0
 
     def show(self, instruction: str) -> None:
-        """Print it, when it is time to."""
+        """Print it when due."""
         now_s = time.monotonic()
         if now_s < self._due_s:
             return
@@ -130,12 +113,10 @@ class StatusLine:
             say(text)
 
     def end(self) -> None:
-        """Leave the line standing."""
         if self._terminal:
             say('')
 
     def text(self, instruction: str, elapsed_s: float) -> str:
-        """The line for now."""
         telemetry = self._telemetry
         control = telemetry.executor.get('control', {})
         p99_ms = telemetry.tick_p99_ms.rows
@@ -154,13 +135,11 @@ class StatusLine:
         return ' | '.join(parts)
 
 
-# --------------------------------------------------------------------------------------------------
-
 _NODES = ('vla_policy', 'vla_executor', 'tabletop')
 _START_TIMEOUT_S = 15.0
 # What a verdict may take beyond the task's own time limit.
 _VERDICT_SLACK_S = 4.0
-# Whoever pressed Ctrl-C waits for this at most; an executor that does not answer by then is ended.
+# Longest wait after Ctrl-C; an executor without an answer by then is killed.
 _STOP_TIMEOUT_S = 10.0
 
 
@@ -170,15 +149,9 @@ class Interrupted(Exception):  # noqa: N818 - it is a wish, not an error
 
 @dataclass
 class DemoResult:
-    """Result of a session.
+    """Result of a session; `failure` is '' for a normal end or Ctrl-C.
 
-    Attributes:
-        telemetry: telemetry for the report.
-        parameters: parameters of each node, as they were.
-        failure: reason why it ended early; '' when it did not. Ctrl-C is no failure.
-        unwritten: reasons why a file is missing or ends early, one line each.
-        seconds: duration of the closed loop.
-        joint_units: unit of each joint, by its name in messages.
+    `unwritten`: why files are missing or end early; `seconds`: of the closed loop.
     """
 
     telemetry: Telemetry = field(default_factory=Telemetry)
@@ -192,19 +165,16 @@ class DemoResult:
 def run_session(
     options: DemoOptions, interrupt: Interrupt, say: Callable[[str], None]
 ) -> DemoResult:
-    """Run the demo; returns whatever happened, for the report.
+    """Run the demo; return whatever happened, for the report.
 
-    Args:
-        options: options of the session.
-        interrupt: ends it when wanted; still in charge of the signals after the return.
-        say: prints a line for the person.
+    `interrupt` still handles signals after the return; `say` prints a line.
     """
     robot = options.load_robot()
     result = DemoResult(joint_units={joint.in_messages: joint.unit for joint in robot.joints})
     try:
         _Session(options, robot, result, interrupt, say).run()
     except Interrupted:
-        # That is no failure, and `interrupt` has how.
+        # No failure; `interrupt` knows the signal.
         pass
     except (ChildDiedError, OperatorError) as error:
         result.failure = str(error)
@@ -228,7 +198,7 @@ class _Session:
         self._assignments = assignments(options.seed)
         self._supervisor = Supervisor(options.out / 'log', self._note_unwritten)
         self._begun_s: float | None = None
-        # When to give up waiting for the robot's hold; before the end there is no such time.
+        # Deadline of the robot's hold; None before the end.
         self._give_up_s: float | None = None
 
     def run(self) -> None:
@@ -292,22 +262,22 @@ class _Session:
         try:
             operator.configure('vla_policy', 'vla_executor')
         except TransitionError as error:
-            # Ended, so that its last words are all there.
+            # Ended, so that its output is complete.
             child = self._supervisor.end(error.node.removeprefix('vla_'))
             raise OperatorError(f'{error}; {child.last_output()}') from error
 
     def _end_motion(self, operator: Operator) -> None:
-        """End all motion and judging: the robot holds from here on."""
+        """End all motion and judging; the robot holds from here on."""
         self._give_up_s = time.monotonic() + _STOP_TIMEOUT_S
         if self._begun_s is not None:
             self._result.seconds = time.monotonic() - self._begun_s
         operator.instruct('')
-        # Of a dead executor there is nothing to stop, and one that hangs is ended like a dead one.
+        # Nothing to stop if the executor is dead; one that hangs is killed.
         with suppress(OperatorError, ChildDiedError):
             self._stop_motion(operator)
 
     def _stop_motion(self, operator: Operator) -> None:
-        """Let the executor hold, and hear what it counted up to then."""
+        """Make the executor hold, and read its counters until then."""
         operator.trigger('vla_executor/stop')
         telemetry = self._result.telemetry
         before = telemetry.executor_reports
@@ -385,7 +355,7 @@ class _Session:
 
         operator.wait_for(over, 'a verdict', limit_s + _VERDICT_SLACK_S)
         if not attempt.outcome and limit_s <= left_s:
-            # It had all its time: a robot that hangs has not done its task.
+            # Its time is up: a robot that hangs has failed.
             attempt.outcome, attempt.end_ns = NO_VERDICT, time.time_ns()
 
     def _start_motion(self, operator: Operator) -> None:
@@ -406,7 +376,7 @@ class _Session:
 
     def _check(self) -> None:
         if self._give_up_s is not None:
-            # In the end only who is stopped must still be there.
+            # At the end only the executor must be alive.
             self._supervisor.check('executor')
             if time.monotonic() > self._give_up_s:
                 raise OperatorError(f'no hold within {_STOP_TIMEOUT_S:g} s')

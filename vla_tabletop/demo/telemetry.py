@@ -11,12 +11,7 @@ from vla_runtime.messages.handover import HandoverReport
 
 @dataclass
 class Series:
-    """Samples over time, growing.
-
-    Attributes:
-        times_ns: ROS time of each.
-        rows: one array or list of numbers each.
-    """
+    """Growing samples: ROS times and rows of numbers."""
 
     times_ns: list[int] = field(default_factory=list)
     rows: list[list[float]] = field(default_factory=list)
@@ -60,10 +55,7 @@ NO_VERDICT = 'no verdict in time'
 
 @dataclass
 class Attempt:
-    """One instruction, from being given to its end.
-
-    `outcome` is empty while it is carried out, and stays so when the end of the demo cuts it off.
-    """
+    """One instruction, from start to end; `outcome` stays empty if the demo ends first."""
 
     instruction: str
     seed: int
@@ -77,14 +69,12 @@ class Telemetry:
     """Everything kept of one session.
 
     Attributes:
-        measured: joint name to positions.
-        commanded: joint name to positions.
-        executor: values of the executor's conditions, by condition.
-        executor_reports: number of its reports.
-        counters: counter of the executor to its value in each activation.
-        tick_p99_ms: over time.
-        resets: ROS times between which the simulator put robot and blocks elsewhere.
-        refusals: reasons why chunks were refused, in the executor's words, each once.
+        measured: joint to positions.
+        commanded: joint to positions.
+        executor: values by condition of the executor.
+        counters: executor counter to its value in each activation.
+        resets: ROS times between which the simulator moved robot and blocks.
+        refusals: the executor's reasons for refused chunks, each once.
     """
 
     measured: dict[str, Series] = field(default_factory=dict)
@@ -102,7 +92,7 @@ class Telemetry:
     problems: list[str] = field(default_factory=list)
 
     def total(self, counter: str) -> int:
-        """A counter of the executor over the whole session; it begins anew at each activation."""
+        """A counter of the executor over the whole session; each activation restarts it."""
         return sum(self.counters.get(counter, {}).values())
 
     @property

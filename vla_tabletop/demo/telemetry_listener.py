@@ -24,13 +24,7 @@ _COUNTERS = frozenset(
 
 
 class TelemetryListener:
-    """Gets messages from the recorder, so that bag and report have the same.
-
-    Args:
-        robot: names the topics of joints and outputs.
-        telemetry: written to.
-        namespace: full name of the nodes' namespace.
-    """
+    """Gets messages from the recorder, so that bag and report agree."""
 
     def __init__(self, robot: Robot, telemetry: Telemetry, namespace: str) -> None:
         self._robot = robot
@@ -116,7 +110,7 @@ class TelemetryListener:
                 self._telemetry.tick_p99_ms.add(now_ns, [float(given['late_p99_ms'])])
             if status.level == DiagnosticStatus.ERROR:
                 self._note_problem(f'executor: {status.message}')
-        # Last: who waits for it finds the counters there.
+        # Last: whoever waits for it finds the counters.
         self._telemetry.executor_reports += is_executor
 
     def _note_problem(self, text: str) -> None:

@@ -1,13 +1,12 @@
 """Demonstrations of Meta-World's scripted experts as a data set in LeRobot's format.
 
-An episode is a function of (seed, task, number) alone. Shards are made in several processes and
-may be interrupted; then the writer of `to-dataset` puts them together. Beside LeRobot's files lies
-`labels.npz`, which no robot has: object and goal, in the room and in the images, for the first two
-stages of training, and which episodes are tagged positive.
+An episode is a function of (seed, task, number). Shards are made in interruptible processes, and
+the writer of `to-dataset` joins them. `labels.npz` has what no robot knows: object and goal, in
+the room and in the images, for the first two stages of training, and positive tags.
 
-As in DART (arXiv 1703.09327) the executed command carries noise and the recorded action does not,
-so the policy learns to come back; in half of the episodes the hand is shoved off its way once. A
-good episode is at full speed. A poor one is slow and noisy, or fails.
+As in DART (arXiv 1703.09327) executed commands carry noise that recorded actions do not, so the
+policy learns to come back; half of the episodes have a shove. Good episodes are at full speed;
+poor ones are slow and noisy, or fail.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _NOISE_MEMORY = 0.8
 _ATTEMPTS = 5
 _WIDE_START_SHARE = 0.5
 _WIDE_START_TICKS = (4, 14)
-# Once, somewhere within the first steps, at full speed in some direction.
+# One shove within the first steps, at full speed in a random direction.
 _SHOVE_SHARE = 0.5
 _SHOVE_BEGINS = (4, 40)
 _SHOVE_STEPS = (3, 8)
@@ -74,11 +73,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Settings of a data set; equal settings give equal files.
-
-    Attributes:
-        format: raised when tasks, cameras or recording change.
-    """
+    """Settings of a data set; raise `format` when tasks, cameras or recording change."""
 
     seed: int = 0
     episodes_per_task: int = 200
@@ -98,8 +93,8 @@ class Demonstrations:
     Attributes:
         images: (F, 2, 64, 64, 3) uint8, in the order of `CAMERAS`.
         state: (F, 4) float32; action (F, 4) float32, the expert's.
-        points_m: (F, 2, 3) object and goal; pixel (F, 2, 2, 2) their places in each image.
-        episode: (F,) number of its episode; tasks and instruction are per episode.
+        points_m: (F, 2, 3) object and goal; pixel (F, 2, 2, 2) their image positions.
+        episode: (F,) episode number; tasks and instruction are per episode.
         task: (E,) index into `TASKS`.
         positive: (E,) bool, the advantage tag.
     """
@@ -118,16 +113,14 @@ class Demonstrations:
 def generate(
     folder: Path, plan: DataPlan, processes: int, progress: bool = True, force: bool = False
 ) -> None:
-    """Write the data set, with its shards beside it until it is whole.
+    """Write the data set; its shards stay beside it until it is complete.
 
-    Raises:
-        ValueError: the folder holds a data set of another plan, or something else.
+    Raises ValueError: the folder holds another plan's data set, or something else.
     """
     if not force:
         check_plan(folder, plan)
         if (folder / PLAN_FILE).exists():
             return
-    # Before the work, not after.
     check_replaceable(folder, force)
     shards = folder.with_name(folder.name + '.shards')
     shards.mkdir(parents=True, exist_ok=True)
@@ -149,11 +142,7 @@ def read_plan(folder: Path) -> DataPlan:
 
 
 def check_plan(folder: Path, plan: DataPlan) -> None:
-    """Refuse a folder that holds a data set of another plan.
-
-    Raises:
-        ValueError: names both plans.
-    """
+    """Refuse a folder with a data set of another plan (ValueError names both)."""
     if (folder / PLAN_FILE).exists() and (found := read_plan(folder)) != plan:
         raise ValueError(
             f'{folder}: holds a data set of {found}, asked for {plan}; give the same arguments, or '
@@ -162,11 +151,7 @@ def check_plan(folder: Path, plan: DataPlan) -> None:
 
 
 def read(folder: Path) -> Demonstrations:
-    """Read a data set that `generate` wrote, frames and actions from LeRobot's files.
-
-    Raises:
-        FileNotFoundError: there is none, or it is not whole.
-    """
+    """Read a data set of `generate`; FileNotFoundError: none, or incomplete."""
     if not (folder / PLAN_FILE).exists():
         raise FileNotFoundError(
             f'{folder}: is no finished data set; make it: ./run metaworld vla_runtime '
@@ -265,16 +250,12 @@ def _write_shard(path: Path, plan: DataPlan, shard: tuple[TaskName, int]) -> Non
 def _record(
     simulator: Simulator, expert: Expert, task: TaskName, seed: int, number: int
 ) -> dict[str, np.ndarray]:
-    """One episode's frames, and facts of it in arrays of one.
-
-    A scene that a good expert fails in is drawn anew a few times; one that a poor expert fails in
-    is kept.
-    """
+    """One episode's frames, and facts of it in arrays of one."""
     key = [seed, TASKS.index(task), number]
     poor = np.random.default_rng(key).uniform() < _POOR_SHARE
     # From 1 on: NumPy takes a key that ends in 0 for the one without it.
     for attempt in range(1, _ATTEMPTS + 1):
-        # Blind first: images are nearly all that an episode costs.
+        # Without images first: they are nearly all of an episode's cost.
         if poor or _run(simulator, expert, task, poor, [*key, attempt], False)['success'][0]:
             break
     return _run(simulator, expert, task, poor, [*key, attempt], True)
@@ -329,7 +310,7 @@ def _look(simulator: Simulator) -> dict[str, np.ndarray]:
 
 
 def _draw_shove(rng: np.random.Generator) -> dict[int, np.ndarray]:
-    """Velocities, (3,) m/s, that a shove puts in place of the expert's, by step; of most none."""
+    """Velocities (3,), m/s, of a shove by step, in place of the expert's; mostly none."""
     if rng.uniform() >= _SHOVE_SHARE:
         return {}
     way = rng.normal(size=3)
@@ -339,7 +320,7 @@ def _draw_shove(rng: np.random.Generator) -> dict[int, np.ndarray]:
 
 
 def _scatter(simulator: Simulator, rng: np.random.Generator) -> None:
-    """Begin somewhere else: up, and some way to one side, before the first frame."""
+    """Begin elsewhere: up, and to one side, before the first frame."""
     way = rng.uniform([-1.0, -1.0, 0.0], [1.0, 1.0, 1.0]) * FULL_SPEED_M_S
     for _ in range(int(rng.integers(*_WIDE_START_TICKS))):
         simulator.step(np.array([*way, -1.0]))

@@ -42,20 +42,16 @@ _SCALE_M = 0.1
 # Which of `POINTS` a task's instruction names: of reach the goal, whose object is nothing to it.
 _NAMED = np.array([POINTS.index('goal' if task == 'reach' else 'object') for task in TASKS])
 _HELD_OUT_EVERY = 25
-# Numbers that hardly vary are not blown up.
+# Lower bound of a range, so that constants are not amplified.
 _SMALLEST_RANGE = 0.05
 
 
 class MetaWorldSamples:
-    """Training batches; holds the statistics that the policy ships with.
+    """Training batches, and the statistics that the policy ships with.
 
-    A chunk is the expert's actions from a frame on, and the last one again past the episode's end.
-
-    Args:
-        data: the demonstrations.
-        prompting: prompts of the policy; None for one without language, which tells the tasks
-            apart by what it sees.
-        statistics: `state.q01` and so on; computed from the data when None.
+    A chunk is the expert's actions from a frame on; the last one repeats past the episode's end.
+    `prompting` None: no language, tasks are told apart by sight; `statistics` None: computed from
+    the data.
     """
 
     world = METAWORLD
@@ -133,12 +129,7 @@ class MetaWorldSamples:
         return np.ones(HORIZON, dtype=np.float32)
 
     def errors(self, actions: np.ndarray, batch: Batch) -> dict[str, float]:
-        """Judge sampled chunks.
-
-        Returns:
-            RMS error of the velocity, in m/s, of the first step, of the first eight, and of all;
-            good episodes alone.
-        """
+        """Return RMS velocity errors (m/s) of the first, first 8 and all steps, good episodes."""
         good = self.data.positive[self.episode[batch.frame]]
         wanted = self.data.action[self._rows[batch.frame]]
         error = np.square(actions - wanted)[good, :, :3]

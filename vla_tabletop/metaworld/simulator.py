@@ -1,8 +1,8 @@
 """Meta-World (arXiv 1910.10897) as a robot: velocities and a gripper in, state and images out.
 
-The environment moves its end effector by up to 1 cm a tick of 12.5 ms, and the last of its four
-actions closes the gripper. Here the first three are velocities in m/s, which is the same number in
-units that a robot's driver has. Everything random is a function of task and seed.
+The environment moves its end effector by up to 1 cm a tick of 12.5 ms. Here the first three
+actions are velocities in m/s, the fourth closes the gripper. Everything random is a function of
+task and seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STATE_NAMES = ('hand_x', 'hand_y', 'hand_z', 'gripper_opening')
 ACTION_NAMES = ('hand_x_velocity', 'hand_y_velocity', 'hand_z_velocity', 'gripper')
 __all__ = ['CAMERAS', 'Expert', 'Simulator']
 
-# Of an action of 1.
+# Speed of an action of 1.
 FULL_SPEED_M_S = 0.01 / TICK_S
 POINTS = ('object', 'goal')
 _GOAL = slice(36, 39)
@@ -31,13 +31,12 @@ _OBJECT = slice(4, 7)
 
 
 class Simulator:
-    """One task at a time; a renderer is made anew where the task changes.
+    """One task at a time; each task gets a new renderer.
 
     Attributes:
-        task: the task that is loaded.
-        observation: (39,) the environment's own, of now.
-        success: whether the environment has said so since the reset.
-        time_s: simulated time since then.
+        observation: (39,) the environment's own, now.
+        success: the environment has said so since the reset.
+        time_s: simulated time since the reset.
     """
 
     def __init__(self) -> None:
@@ -65,9 +64,8 @@ class Simulator:
     def step(self, command: np.ndarray) -> None:
         """Advance one tick.
 
-        Args:
-            command: (4,) in the order of `ACTION_NAMES`: m/s, and the gripper in [-1, 1]. The
-                environment cuts them to its limits.
+        `command` is (4,) in the order of `ACTION_NAMES`: m/s, and the gripper in [-1, 1], cut to
+        the environment's limits.
         """
         action = np.array(command, dtype=np.float64)
         action[:3] /= FULL_SPEED_M_S
@@ -85,7 +83,7 @@ class Simulator:
 
     @property
     def points_m(self) -> np.ndarray:
-        """(2, 3) places of object and goal, which no robot knows."""
+        """(2, 3) positions of object and goal, which no robot knows."""
         return np.stack([self.observation[_OBJECT], self.observation[_GOAL]])
 
     def render(self, camera: str, size: int = IMAGE_SIZE) -> np.ndarray:
@@ -112,11 +110,9 @@ class Simulator:
         return self._environment().model
 
     def data(self) -> mujoco.MjData:
-        """The task's state."""
         return self._environment().data
 
     def close(self) -> None:
-        """Free the rendering context."""
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
@@ -155,7 +151,7 @@ def _renderer(model: mujoco.MjModel, size: int) -> mujoco.Renderer:
 
 
 class Expert:
-    """Meta-World's scripted policies: (4,) commands from the observation of now."""
+    """Meta-World's scripted policies: (4,) commands from the present observation."""
 
     def __init__(self, task: TaskName) -> None:
         from metaworld.policies import ENV_POLICY_MAP

@@ -1,7 +1,4 @@
-"""The Meta-World tasks that policies are taught here, and their instructions.
-
-Eight tasks of the fifty.
-"""
+"""Eight of Meta-World's fifty tasks, which policies are taught here, and their instructions."""
 
 from __future__ import annotations
 

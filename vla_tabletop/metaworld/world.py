@@ -63,7 +63,7 @@ class MetaWorld(Simulator):
         return self.state
 
     def observe(self, instruction: str) -> Observation:
-        """Images and state of now."""
+        """The present images and state."""
         now_ns = round(self.time_s * 1e9)
         return Observation(
             images={camera: self.render(camera) for camera in CAMERAS},

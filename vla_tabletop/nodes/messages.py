@@ -52,7 +52,7 @@ def image_message(camera: RobotCamera, image: np.ndarray, stamp: Time) -> Image 
 def command_taker(
     output: RobotOutput, robot: Robot, follower: JointFollower, ros_now_ns: Callable[[], int]
 ) -> Callable[[Any, float], None]:
-    """Handler of an output's messages: called with the message and the steady time.
+    """Return an output's handler: called with the message and the steady time.
 
     The robot file has passed `require_tabletop`.
     """

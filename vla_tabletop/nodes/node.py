@@ -1,16 +1,16 @@
 """`tabletop_node`: the simulated tabletop robot, as its drivers and controllers would be.
 
-Topics out: the robot file's joint states (100 Hz) and cameras, `~/report` (one DiagnosticArray an
-instruction: whether it was carried out, decided by the simulator), `/diagnostics`.
-Topics in: the robot file's outputs, and the policy's current instruction, to judge by. Service
-`~/reset` begins the scene of parameters `seed` and `variant`.
+It publishes the robot file's joint states (100 Hz) and cameras, `~/report` (one DiagnosticArray an
+instruction: the simulator's verdict) and `/diagnostics`. It subscribes to the robot file's outputs
+and the policy's current instruction. Service `~/reset` begins the scene of parameters `seed` and
+`variant`.
 
 Invariants:
-- a world belongs to one thread: the physics has one, and the cameras have another world, put where
-  the first one is before each frame, so rendering never holds up the joint states;
-- stamps are honest: joint states and images carry the ROS time of the physics tick that they show;
-- the simulation runs in real time on the steady clock; a late tick makes up for a few steps, and a
-  machine that is too slow for that falls behind, which the status says.
+- a world belongs to one thread: cameras render another world, set to the physics' state before
+  each frame, so rendering never delays joint states;
+- joint states and images carry the ROS time of their physics tick;
+- the simulation runs in real time on the steady clock; it makes up for a few late steps, and the
+  status says when a slow machine falls behind.
 """
 
 from __future__ import annotations
@@ -84,8 +84,6 @@ class _Snapshot:
 
 
 class TabletopNode(Node):
-    """See the module's invariants."""
-
     def __init__(self) -> None:
         super().__init__(_NAME)
         declare(self, TABLETOP_PARAMETERS)

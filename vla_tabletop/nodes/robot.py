@@ -16,8 +16,7 @@ OUTPUT_KINDS = ('joint_trajectory', 'float64_multi_array', 'joint_state')
 def require_tabletop(robot: Robot) -> None:
     """Refuse a robot file that is not of this robot.
 
-    Raises:
-        ValueError: joints, limits, cameras or outputs that the tabletop has not; names every field.
+    Raises ValueError: names every joint, limit, camera or output that the tabletop lacks.
     """
     wrong = '\n  '.join((*_joints(robot), *_cameras(robot), *_outputs(robot)))
     if wrong:

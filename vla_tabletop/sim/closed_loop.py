@@ -22,8 +22,8 @@ from vla_tabletop.training.dataset import IMAGE_HEIGHT, IMAGE_WIDTH
 def observe(world: Tabletop, instruction: str) -> Observation:
     """Return the observation of this moment.
 
-    Images are rendered at the size to which the demo policy shrinks a 320x240 frame; the pixels
-    are the same, and cheaper.
+    Images are rendered at the size to which the demo policy shrinks 320x240: the same pixels,
+    cheaper.
     """
     now_ns = round(world.sim_time_s * 1e9)
     return Observation(
@@ -41,7 +41,7 @@ def policy_chunk(
 ) -> Callable[[Tabletop, Task], np.ndarray]:
     """The policy as `run_episode` wants it: (horizon, 6) setpoints in the tabletop's order.
 
-    Where it writes tokens that are no chunk, the robot stays where it is.
+    Tokens that are no chunk leave the robot in place.
     """
 
     def chunk(world: Tabletop, task: Task) -> np.ndarray:

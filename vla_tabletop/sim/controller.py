@@ -1,10 +1,9 @@
-"""The controllers of the simulated robot, in the place of `ros2_control` on a real one.
+"""The controllers of the simulated robot, instead of `ros2_control` on a real one.
 
-Each joint follows its newest command: a plain setpoint at once, a trajectory by the rules of
-`joint_trajectory_controller` as it comes: it begins with the controller's next update, goes along
-straight lines, and to a first point that lies ahead it goes from the measured position. A new
-trajectory drops the old one. Without a command a joint keeps its setpoint, for ever: stopping is
-the business of whoever commands.
+A joint follows its newest command: a setpoint at once, a trajectory as
+`joint_trajectory_controller` does: from the next update, along straight lines, to a first point
+ahead from the measured position. A new trajectory drops the old one. A joint keeps its setpoint
+for ever: stopping is up to whoever commands.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class JointFollower:
         self._trajectories: dict[tuple[str, ...], _Trajectory] = {}
 
     def restart(self, setpoints: np.ndarray) -> None:
-        """Forget all commands and stand here."""
+        """Drop all commands and hold these positions."""
         self._trajectories.clear()
         np.copyto(self._setpoints, setpoints)
 
@@ -46,13 +45,11 @@ class JointFollower:
         """Command a trajectory for some of the joints; one point at time 0 is a setpoint.
 
         Args:
-            names: the joints.
             times_s: (points,) from the start, ascending.
             positions: (points, joints) radians.
             start_s: time of the start, on the clock of `update`; None: the next update's.
 
-        Raises:
-            CommandError: an unknown joint, or numbers that cannot be positions.
+        Raises CommandError: an unknown joint, or numbers that cannot be positions.
         """
         columns = self._columns(names)
         positions = np.asarray(positions, dtype=np.float64)
@@ -70,14 +67,9 @@ class JointFollower:
         self._trajectories[tuple(names)] = _Trajectory(columns, times, positions, start_s)
 
     def update(self, now_s: float, measured: np.ndarray) -> np.ndarray:
-        """Run one update of the controllers.
+        """Run one update of the controllers at a time that must not go back.
 
-        Args:
-            now_s: time, which must not go back.
-            measured: (joints,) measured positions in radians.
-
-        Returns:
-            (joints,) setpoints now; the array is the follower's own.
+        `measured` is (joints,) rad. Returns (joints,) setpoints; the array is the follower's own.
         """
         for key, trajectory in list(self._trajectories.items()):
             self._setpoints[trajectory.columns] = trajectory.at(now_s, measured)

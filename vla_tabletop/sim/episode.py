@@ -11,12 +11,7 @@ from vla_tabletop.sim.world import TabletopState
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of one instruction.
-
-    Attributes:
-        instruction: instruction as it was given.
-        outcome: None for words that no task has.
-    """
+    """Outcome of one instruction; None for words that no task has."""
 
     instruction: str
     outcome: Outcome | None
@@ -41,7 +36,7 @@ class Episode:
         self._given = instruction
 
     def reset(self) -> None:
-        """Forget all instructions: the world begins anew."""
+        """Drop all instructions: the world was reset."""
         self._given = self._judge = None
 
     def judge(self, state: TabletopState) -> Verdict | None:

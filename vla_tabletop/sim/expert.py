@@ -1,9 +1,8 @@
-"""The scripted expert: from measured joints and known block places to a chunk of setpoints.
+"""The scripted expert: from measured joints and known block positions to a chunk of setpoints.
 
-Memoryless: a chunk depends on the state handed in and on nothing else, so any goal can label any
-frame (an instruction that was never followed there included), and a disturbed arm gets the chunk
-that recovers. The tip moves along a reference in Cartesian space; damped least squares (Wampler
-1986) on the MuJoCo model turns it into joints, with the tool kept upright and unrolled.
+A chunk depends on the given state alone: any goal can label any frame, and a disturbed arm gets a
+chunk that recovers. The tip follows a Cartesian reference; damped least squares (Wampler 1986) on
+the MuJoCo model gives the joints, with the tool upright and unrolled.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _PUSH_HEIGHT_M = 0.016
 _LOW_M = 0.04  # a tip below this pushes instead of approaching,
 _BESIDE_LOW_M = 0.028  # this near to the block below this
 _DOWN_M = 0.02  # and goes forward from about here on
-# Behind the block's centre: where the tip may go down to push it.
+# Distance behind the block's centre where the tip may go down.
 _CORRIDOR_M = (0.03, 0.13)
 _CORRIDOR_MARGIN_M = 0.03
 _CORRIDOR_LEAST_M = 0.015
@@ -55,11 +54,8 @@ _PUSH_BEYOND_M = 0.02
 class Style:
     """Style of an expert's motion, from good demonstrations to poor ones.
 
-    Attributes:
-        speed_m_s: speed of the tip.
-        hover_m: height over the target at which it is approached.
-        aim_m: (2,) constant error of where it believes the target of a touch to be; a push, which
-            forgives less, is always aimed well.
+    `hover_m`: approach height over the target; `aim_m`: (2,) constant error of a touch's target (a
+    push, which forgives less, is aimed well).
     """
 
     speed_m_s: float = 0.15
@@ -105,13 +101,9 @@ class Expert:
     ) -> np.ndarray:
         """A chunk of setpoints from here towards the goal.
 
-        Args:
-            joint_rad: (6,) measured positions.
-            block_m: (3, 3) block centres, taken to lie still unless pushed.
-
-        Returns:
-            (steps, 6) rad; row i is to be commanded i steps from now and is where the arm should
-            be one step (`STEP_TIME_S`) later.
+        `joint_rad` (6,) is measured; `block_m` (3, 3) centres lie still unless pushed. Returns
+        (steps, 6) rad; row i is commanded i steps from now and reached one step (`STEP_TIME_S`)
+        later.
         """
         joints = np.clip(joint_rad, self._lower, self._upper)
         # Lists: Python's floats are NumPy's numbers, computed several times as fast.
@@ -218,7 +210,7 @@ def _way_to_push(
         if gap > 0.0 and abs(other[0] - block[0]) < _BESIDE_OTHERS_M:
             far = min(far, gap - _BESIDE_OTHERS_M)
     far = max(far, near + _CORRIDOR_LEAST_M)
-    # Heads for well inside of it, and goes down as soon as the tip is over it.
+    # Aims well inside it, and goes down once over it.
     margin = min(_CORRIDOR_MARGIN_M, (far - near) / 2)
     enter = min(max(behind, near + margin), far - margin)
     entry = [block[0], block[1] - sign * enter, _PUSH_HEIGHT_M]
@@ -228,10 +220,7 @@ def _way_to_push(
 
 
 def _way_along(tip: Point, block: Point, sign: float, style: Style) -> np.ndarray:
-    """Low behind the block: forward while in line with it, back from it while beside its middle.
-
-    Pushed off its middle a block turns and slips aside, the more the longer.
-    """
+    """Low behind the block: forward while in line, back while beside it, lest it turn and slip."""
     behind = sign * (block[1] - tip[1])
     aside = abs(block[0] - tip[0])
     forward = min(max((_SLIP_ASIDE_M - aside) / (_SLIP_ASIDE_M - _IN_LINE_M), -1.0), 1.0)
@@ -244,11 +233,7 @@ def _way_along(tip: Point, block: Point, sign: float, style: Style) -> np.ndarra
 
 
 def _approach(tip: Point, target: Point, away: float, style: Style) -> np.ndarray:
-    """One step's way of the tip: up, over and down a funnel to the target.
-
-    Args:
-        away: metres from where the tip may go all the way down.
-    """
+    """One step's way of the tip: up, over and down a funnel to the target."""
     clear = BLOCK_HALF_SIZE_M * 2 + style.hover_m
     z = target[2] + (clear - target[2]) * min(max(away / _FUNNEL_M, 0.0), 1.0)
     up = z - tip[2]

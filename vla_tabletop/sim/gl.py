@@ -1,8 +1,7 @@
 """Choose how MuJoCo renders without a screen, before mujoco is imported.
 
-MuJoCo reads MUJOCO_GL once, at import, and loads the renderer. Every module of this room imports
-`mujoco` from here, so the choice is made in one place and in time, and OSMesa is loaded so that
-Triton can be beside it (`osmesa.py`), whichever comes first.
+MuJoCo reads MUJOCO_GL once, at import. All modules here import `mujoco` from this one, so the
+choice comes first, and OSMesa is loaded so that Triton can be beside it (`osmesa.py`).
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ class RenderingUnavailableError(ImportError):
 
 
 def choose_backend(environment: Mapping[str, str] = os.environ) -> str:
-    """The MUJOCO_GL value for this machine: the user's own, `egl` with a GPU, else `osmesa`.
+    """The MUJOCO_GL value here: the user's, `egl` with a GPU, else `osmesa`.
 
-    Raises:
-        RenderingUnavailableError: neither a usable EGL device nor OSMesa is there.
+    Raises RenderingUnavailableError: neither EGL nor OSMesa is usable.
     """
     chosen = environment.get('MUJOCO_GL', '').lower()
     if chosen:

@@ -9,11 +9,9 @@ from vla_tabletop.sim.tasks import SIDES, Family, Goal, Side, Task, wordings
 
 
 def find_task(instruction: str, block_m: np.ndarray) -> Task | None:
-    """The task that an instruction stands for; None for words that no task has.
+    """The task of an instruction in any wording of any family; None if there is none.
 
-    Args:
-        instruction: any wording of any family, held-out ones included.
-        block_m: (3, 2 or 3) centres now; they decide who is left-most.
+    `block_m`: (3, 2 or 3) centres now, which decide who is left-most.
     """
     words = ' '.join(instruction.split())
     by_y = np.argsort(np.asarray(block_m)[:, 1])

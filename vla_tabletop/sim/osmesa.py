@@ -1,8 +1,8 @@
 """OSMesa for PyOpenGL, with its symbols kept to itself.
 
-PyOpenGL loads OSMesa with RTLD_GLOBAL, which puts Mesa's LLVM in front of every library that is
-loaded afterwards. Triton, which PyTorch's CUDA build brings, has another LLVM inside: bound to
-Mesa's, `import triton` is a segmentation fault. OpenGL needs none of these symbols to be global.
+PyOpenGL loads OSMesa with RTLD_GLOBAL, which puts Mesa's LLVM before every later library's. Triton
+has another LLVM inside: bound to Mesa's, `import triton` is a segmentation fault. OpenGL needs no
+global symbols.
 """
 
 from __future__ import annotations

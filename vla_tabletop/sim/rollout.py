@@ -1,7 +1,7 @@
 """One closed-loop episode: chunks in, joints moved, outcome out.
 
-The plainest loop there is, for the expert, the data and quick checks of a policy: no delay, the
-first `replan_steps` rows of a chunk, then the next chunk.
+For the expert, the data and quick checks of a policy: no delay, the first `replan_steps` rows of a
+chunk, then the next chunk.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ def follow(
 ) -> Outcome | None:
     """Command rows (n, 6) one policy step each, joined by straight lines at the control rate.
 
-    Row i is due at its step's start; the line to row i + 1 is followed within the step, and the
-    last row is held. Stops at the judge's verdict.
+    Row i is due at its step's start; the last row is held. Stops at the judge's verdict.
     """
     ticks = round(step_time_s / world.control_period_s)
     for i, row in enumerate(rows):
@@ -45,9 +44,7 @@ def run_episode(
 ) -> Outcome:
     """Run a loaded world to the end of the task.
 
-    Args:
-        chunk: function from the world as it stands to (horizon, 6) setpoints in rad.
-        replan_steps: rows executed from each chunk.
+    `chunk` gives (horizon, 6) setpoints in rad, of which `replan_steps` rows are executed.
     """
     judge = Judge(task, world.sim_time_s)
     while True:

@@ -1,7 +1,7 @@
-"""Scene of a seed: positions and motion of the blocks, light, places of the cameras.
+"""Scene of a seed: positions and motion of the blocks, light, camera poses.
 
-A scene is plain data drawn once, before the simulation starts; the world only plays it back. So
-the same seed and variant give the same episode on every run.
+A scene is drawn once, before the simulation starts: the same seed and variant give the same
+episode.
 """
 
 from __future__ import annotations
@@ -41,11 +41,8 @@ START_SPREAD_RAD = np.array([0.25, 0.12, 0.12, 0.12, 0.12, 0.0])
 class Shove:
     """A push that moves every block aside at once, as a hand would.
 
-    Attributes:
-        start_s: simulated time at which it begins.
-        duration_s: duration of the shove.
-        displacement_m: (3, 2) way that each block is pushed in x and y; friction takes about a
-            centimetre off it.
+    It begins at `start_s` of simulated time; `displacement_m` is (3, 2) in x and y, less about 1
+    cm of friction.
     """
 
     start_s: float
@@ -75,14 +72,13 @@ class CameraOffset:
 class Scene:
     """All that is random about one episode.
 
+    Shove, lighting and camera offsets are None or empty but in their variants.
+
     Attributes:
         block_xy_m: (3, 2) centres in the order of `COLOURS`.
         block_yaw_rad: (3,).
         start_rad: (6,) joint positions at reset.
-        belt_m_s: (2,) velocity that all blocks share; zero but for the moving variant.
-        shove: shove of the pushed variant, else None.
-        lighting: lighting of the lighting variant, else None (the nominal light).
-        camera_offsets: camera to its offset; empty but for the camera_jitter variant.
+        belt_m_s: (2,) velocity of all blocks; zero but for the moving variant.
     """
 
     block_xy_m: np.ndarray
@@ -95,12 +91,9 @@ class Scene:
 
 
 def sample_scene(seed: int, variant: Variant = 'still') -> Scene:
-    """Draw the scene that this seed stands for.
+    """Draw the scene of a seed; ValueError: unknown variant.
 
-    Blocks, yaw and start do not depend on the variant: the same seed lays out the same table.
-
-    Raises:
-        ValueError: unknown variant.
+    Blocks, yaw and start do not depend on the variant.
     """
     if variant not in VARIANTS:
         raise ValueError(f'variant {variant!r} is unknown; choose one of {", ".join(VARIANTS)}')

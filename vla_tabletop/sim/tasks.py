@@ -1,11 +1,10 @@
 """Tasks of the tabletop robot: their words, and the judgement of success.
 
-Left and right are as the front camera (and a person before the robot) sees them: left is towards
-negative y. Three families: `colour` and `position` ask for a touch, `push` for a block beyond the
-stripe at one side. A distractor is always there: two other blocks, of which a touch, or a push
-beyond a stripe, ends the episode as a failure.
+Left (negative y) and right are as the front camera sees them. `colour` and `position` ask for a
+touch, `push` for a block beyond the stripe at one side. Touching or pushing one of the two other
+blocks fails the episode.
 
-Some wordings are held out: never used in training, made of words that are.
+Held-out wordings are never used in training; their words are.
 """
 
 from __future__ import annotations
@@ -93,12 +92,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of an episode.
+    """Outcome of an episode, with the simulated time from reset to the end.
 
-    Attributes:
-        name: `success`, `wrong_block` or `timeout`.
-        time_s: simulated time from reset to the end.
-        block: the block that was touched or pushed beyond a stripe, None after a timeout.
+    `name`: `success`, `wrong_block` or `timeout`; `block`: the one touched or pushed over, None
+    after a timeout.
     """
 
     name: OutcomeName
@@ -116,9 +113,8 @@ def wordings(
     """All instructions of a family for a word (`red`, or `left`), plainest first.
 
     Args:
-        word: a colour, or for the position family a side.
-        side: side to push to, of the push family.
-        held_out: the wordings that training never sees, instead of those that it does.
+        word: a colour, or a side for the position family.
+        held_out: return the wordings that training never sees.
     """
     sentences = _PUSH if family == 'push' else _TOUCH
     phrases = _BY_PLACE if family == 'position' else _BY_COLOUR
@@ -146,9 +142,7 @@ def all_instructions(held_out: bool = False) -> Iterator[str]:
 def make_task(family: Family, goal: Goal, block_m: np.ndarray) -> Task | None:
     """The plain task of a family for this goal; None if the family has no name for it.
 
-    Args:
-        family, goal: wanted.
-        block_m: (3, 2 or 3) centres now; they decide who is left-most.
+    `block_m`: (3, 2 or 3) centres now, which decide who is left-most.
     """
     if (family == 'push') != (goal.side is not None):
         return None
@@ -170,9 +164,7 @@ def sample_task(
 ) -> Task:
     """Draw a block (and a side with a clear way to it) that the family can name, and a wording.
 
-    Args:
-        colours: colours of the blocks to draw from; at least one of any three blocks that the
-            family names.
+    The family must name one of any three blocks by `colours`.
     """
     while True:
         side: Side | None = SIDES[rng.integers(2)] if family == 'push' else None
@@ -204,9 +196,7 @@ def push_path_is_clear(goal: Goal, block_m: np.ndarray) -> bool:
 class Judge:
     """Decides from the simulator's state, tick by tick, whether and how an episode ended.
 
-    Args:
-        task: task that was asked for.
-        start_s: simulated time at which it was asked; the time limit runs from there.
+    The time limit runs from `start_s`, in simulated time.
     """
 
     def __init__(self, task: Task, start_s: float = 0.0) -> None:

@@ -1,8 +1,7 @@
 """The tabletop robot: set joint positions in, joint states and camera images out.
 
-Deterministic: everything random is in the `Scene` that a seed stands for, so the same seed and the
-same commands give bit-identical states and images. A world belongs to one thread (its rendering
-context does) and renders only when asked.
+Everything random is in the `Scene`: the same seed and commands give bit-identical states and
+images. A world belongs to one thread (its rendering context does) and renders only when asked.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class TabletopState:
     """State of the simulator; a real robot measures only the joints.
 
     Attributes:
-        time_s: simulated time since reset.
+        time_s: simulated, since reset.
         joint_rad: (6,) positions in the order of `JOINT_NAMES`.
         joint_rad_s: (6,) velocities.
         tip_m: (3,) the point between the jaws' ends.
@@ -48,9 +47,7 @@ class TabletopState:
 class Tabletop:
     """The simulated arm, table, blocks and cameras.
 
-    Args:
-        control_rate_hz: rate of calls of `step` in simulated time; the physics' rate (200 Hz) must
-            be a multiple of it.
+    `control_rate_hz`: simulated rate of `step`; the physics' 200 Hz must be a multiple of it.
     """
 
     joint_names = JOINT_NAMES
@@ -110,13 +107,10 @@ class Tabletop:
         return self.state()
 
     def step(self, command_rad: np.ndarray) -> None:
-        """Advance one control period with these position setpoints, held.
+        """Hold these position setpoints for one control period.
 
-        Args:
-            command_rad: (6,) in the order of `JOINT_NAMES`; the servos stop at the joint limits.
-
-        Raises:
-            ValueError: wrong size or a non-finite value.
+        `command_rad` is (6,) in the order of `JOINT_NAMES`; servos stop at the joint limits.
+        Raises ValueError: wrong size or not finite.
         """
         command = np.asarray(command_rad, dtype=np.float64)
         if command.shape != (len(JOINT_NAMES),) or not np.all(np.isfinite(command)):
@@ -159,11 +153,7 @@ class Tabletop:
         return self._data.qvel[self._qvel].copy()
 
     def render(self, camera: str, width: int = 320, height: int = 240) -> np.ndarray:
-        """Render a camera: uint8 (height, width, 3), RGB.
-
-        Raises:
-            ValueError: unknown camera.
-        """
+        """Render a camera: uint8 (height, width, 3), RGB; ValueError: unknown camera."""
         if camera not in CAMERAS:
             raise ValueError(f'camera {camera!r} is unknown; the tabletop has {", ".join(CAMERAS)}')
         renderer = self._renderers.get((width, height))
@@ -183,10 +173,7 @@ class Tabletop:
         self._data.qpos[:] = configuration
 
     def project(self, camera: str, points_m: np.ndarray) -> np.ndarray:
-        """Project points (n, 3): (n, 2) right and down in [-1, 1], NaN behind the camera.
-
-        The image's shorter side (its height) spans [-1, 1]; the width is 4/3 of it at 4:3.
-        """
+        """Project points (n, 3) to (n, 2), right and down: NaN behind, height in [-1, 1]."""
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)
         index = self._model.camera(camera).id
@@ -197,7 +184,6 @@ class Tabletop:
         return np.stack([local[:, 0], -local[:, 1]], axis=1) / (depth * scale)[:, None]
 
     def close(self) -> None:
-        """Free the rendering contexts; the physics stays usable."""
         self._finalizer()
 
     def _make_renderer(self, width: int, height: int) -> mujoco.Renderer:

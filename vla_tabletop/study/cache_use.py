@@ -10,15 +10,10 @@ from vla_runtime.types import CacheOutcome, CacheReport, Reuse
 
 @dataclass(frozen=True)
 class CacheUse:
-    """Counts of image tokens of a camera, and of prefixes, that were found, reused or made.
+    """Counts of a camera's image tokens, and of prefixes, by origin.
 
-    Attributes:
-        images_hit: images with the same pixels as last time.
-        images_reused: images whose pixels have changed, within the limits of `bounded`.
-        images_run: images run by the vision network; with the cache off all.
-        prefixes_hit: prefixes with everything in them as last time.
-        prefixes_reused: prefixes of another state, or on reused image tokens.
-        prefixes_run: prefixes run by the prefix network, likewise.
+    `hit`: unchanged input; `reused`: changed within the limits of `bounded` (prefixes: or on
+    reused image tokens); `run`: by the network.
     """
 
     images_hit: int = 0

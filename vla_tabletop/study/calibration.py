@@ -52,7 +52,7 @@ class _Witness(PolicySource):
 
 
 def demo_observations(bundle: Path) -> list[Observation]:
-    """Run a policy in float32 on scenes of its training, and keep what it saw at every chunk.
+    """Run a policy in float32 on scenes of its training, and keep its observations.
 
     No study has these scenes. Every second one moves.
     """

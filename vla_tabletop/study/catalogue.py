@@ -1,7 +1,6 @@
-"""Catalogue of studies: the question, its conditions, and the number of episodes of each.
+"""Catalogue of studies: question, conditions and episodes of each.
 
-A study is a tuple of conditions. One of a feature to come is a new field of `Condition` and an
-entry here, such as
+A new study is an entry here, with a new field of `Condition` where needed, such as
 
     Study('horizons', ..., grid(BASE, horizon=(8, 16)), x='horizon', ...)
 """
@@ -24,16 +23,13 @@ class Study:
 
     Attributes:
         name: on the command line and in file names.
-        title: a line for the page.
-        question: question of the study, in a sentence or two.
-        conditions: all run on the same seeds, so that they can be compared pair by pair.
-        x: the field along the plots' axis; conditions that differ in others are separate curves.
-        episodes: a condition, unless the command line says otherwise.
-        reference: the condition that the others are compared with; or values of some fields: each
-            condition is compared with the one that has these and is else the same.
-        same: pairs of conditions whose trajectories must be the same, bit for bit.
-        judges: success of each precision, beside float32, goes into the receipts of the bundles
-            that ran.
+        conditions: on the same seeds, compared pair by pair.
+        x: field along the plots' axis; conditions that differ elsewhere are separate curves.
+        episodes: a condition; the command line may override it.
+        reference: condition to compare with; or values of some fields, which each condition's
+            reference has, else equal.
+        same: pairs of conditions with bit-identical trajectories.
+        judges: receipts of the bundles get the success of each precision beside float32's.
     """
 
     name: str
@@ -81,9 +77,9 @@ _BARE = replace(BASE, handover='switch', delay_steps=0.0)
 _REPLAN_INTERVALS = (1, 2, 4, 8, 12, 16, 32)
 _BELT = replace(_BARE, variant='moving')
 _BELT_SPEEDS = (1.0, 1.3)
-# All that a policy without language can be asked: the one task that it learned.
+# The one task of a policy without language.
 _ONE_TASK = replace(BASE, families=('colour',), colours=('red',))
-# One that writes tokens was taught less, and has a study of its own.
+# Policies that write tokens learned less and have their own study.
 _COMPARED = tuple(name for name in RECIPE_NAMES if find_family(name).head != 'tokens')
 _WITH_LANGUAGE = tuple(name for name in _COMPARED if find_family(name).has_language)
 _METAWORLD = replace(BASE, world='metaworld', families=TASKS)

@@ -25,11 +25,11 @@ from vla_tabletop.study.world import World
 class ChunkSource(Protocol):
     """Makes a chunk of an observation."""
 
-    # Whether it looks at images; rendering is what a tick costs most.
+    # Rendering is most of a tick's cost.
     needs_images: bool
     action_names: tuple[str, ...]
     horizon: int
-    # Of the episode so far; zeros for who has no cache.
+    # Of the episode so far; zeros without a cache.
     cache_use: CacheUse
 
     def begin(self, condition: Condition, seed: int) -> None:
@@ -38,17 +38,11 @@ class ChunkSource(Protocol):
     def chunk(
         self, world: World, observation: Observation, plan: CommittedPlan | None
     ) -> tuple[ActionChunk, bool]:
-        """The chunk for an observation of the world as it stands, and whether the plan tied it."""
+        """The chunk for an observation, and whether it is conditioned on the plan."""
 
 
 class PolicySource:
-    """A policy bundle; settings are a condition's, noise is the seed's.
-
-    Args:
-        bundle: folder of the bundle.
-        precision: precision of the large matrices.
-        backend: backend of the networks.
-    """
+    """A policy bundle; settings are a condition's, noise is the seed's."""
 
     needs_images = True
 
@@ -65,7 +59,6 @@ class PolicySource:
         self.settings = self._policy.settings
 
     def close(self) -> None:
-        """Free the policy."""
         self._policy.close()
 
     def begin(self, condition: Condition, seed: int) -> None:
@@ -104,7 +97,7 @@ def settings_of(condition: Condition) -> PolicySettings:
 def _cache_policy(condition: Condition) -> CachePolicy:
     if condition.cache == 'bounded':
         change, bins = condition.cache_max_image_change, condition.cache_max_state_bins
-        # As old as may be, and more than can change: what is not given is not to limit it.
+        # Missing limits are set beyond any real value.
         return CachePolicy(
             mode='bounded',
             max_age_s=10.0,

@@ -1,8 +1,7 @@
 """Condition of a closed-loop experiment: robot, task, policy and executor settings.
 
-A condition is plain data, so that it can be written down, hashed and sent to a process. To study
-something new, give it a field here, read the field where it acts (`chunk_sources` for the policy's
-side, `episode` for the executor's and the world's) and declare a study that varies it
+A condition is plain data, to be stored, hashed and sent to a process. A new field is read where it
+acts (`chunk_sources` for the policy, `episode` for executor and world) and varied by a study
 (`catalogue`).
 """
 
@@ -32,7 +31,7 @@ _BACKEND_OF: dict[str, Backend] = dict.fromkeys(('int8', 'fp8', 'nvfp4'), 'onnxr
 Cache = Literal['off', 'exact', 'bounded', 'image_blind']
 
 TOUCH: tuple[Family, ...] = ('colour', 'position')
-# What a robot is given that changes nothing.
+# The executor's defaults.
 _EXECUTOR = ExecutorParameters()
 
 
@@ -41,41 +40,30 @@ class Condition:
     """One cell of a study; the executor's defaults are a robot's.
 
     Attributes:
-        world: world of the episodes; what is said of blocks is of the tabletop.
         families: episode i is of family i modulo their number.
-        colours: colours of the blocks that tasks are about; fewer than all where a policy knows no
-            others.
-        policy_family: family of the bundle among those given to the study; empty if there is one.
-        variant: variant of the scene.
-        belt_speed: factor on the speed of moving blocks (1 is 3 to 5 cm/s).
-        wording: wording of the instruction; `held_out` are sentences that training never saw.
+        colours: block colours of the tasks; fewer than all where a policy knows no others.
+        policy_family: family among the study's bundles; empty if there is one bundle.
+        belt_speed: factor on the blocks' speed (1 is 3 to 5 cm/s).
+        wording: `held_out`: sentences that training never saw.
         absent_cameras: cameras whose image is None.
-        wrist_every: steps from one frame of the wrist camera to the next, at least 1; in between
-            the policy sees the last one. The front camera's frames are always of now.
-        chunk_source: the bundle's `policy`, or the scripted `expert`, which knows where the blocks
-            are and so gives the best that this loop allows.
-        backend: backend of the policy; for `onnxruntime` its files are exported once.
-        precision: precision of the policy's large matrices.
-        denoise_steps: None is what the bundle recommends.
-        noise_scheduler: scheduler of a policy that has one.
-        beta: guidance scale; None is guidance off.
-        cfg_mode: way in which the prompt rows of guidance are run.
-        advantage: tag of the (conditioned) prompt.
-        cache: rule of reuse from the last inference; `bounded` also for changed inputs, within the
-            limits below (of age there is none); `image_blind` is a fault, planted to see that it
-            shows: image tokens are found by everything but the pixels, so those of an episode's
-            first images are used throughout it.
-        cache_max_reuses: limit of reuses in a row, for `bounded`.
-        cache_max_image_change: likewise, grey levels; None is no limit.
-        cache_max_state_bins: likewise, bins of the state in the prompt; None is no limit.
+        wrist_every: steps between frames of the wrist camera, at least 1.
+        chunk_source: the bundle's `policy`, or the scripted `expert`, which knows the blocks'
+            positions: the best that this loop allows.
+        denoise_steps: None: as recommended.
+        beta: guidance scale; None: off.
+        cache: reuse of the last inference; `bounded`: also of changed inputs, within the
+            limits below. `image_blind` is a planted fault: image tokens are found without their
+            pixels, so an episode's first ones are used throughout.
+        cache_max_reuses: for `bounded`, in a row.
+        cache_max_image_change: for `bounded`, grey levels; None: no limit.
+        cache_max_state_bins: for `bounded`, of the state in the prompt; None: no limit.
         replan_interval: S, steps.
-        delay_steps: time from the observation to the chunk's arrival, in steps of the policy; need
-            not be whole. The executor's estimate of it begins at the right number, as it would
-            after some chunks.
-        handover: way in which one chunk follows another; `rtc` needs an `rtc_mode`.
-        rtc_mode: way in which the policy ties a chunk to the committed plan. `rtc` blends a chunk
-            that nothing tied, as the executor node does.
-        rtc_horizon: as the policy's; 0: as many steps as the mode usually ties.
+        delay_steps: from observation to the chunk's arrival, in policy steps, maybe
+            fractional. The executor's estimate starts right.
+        handover: transition between chunks; `rtc` needs an `rtc_mode`.
+        rtc_mode: how the policy conditions on the committed plan. `rtc` blends an
+            unconditioned chunk, as the executor node does.
+        rtc_horizon: as the policy's; 0: as many steps as the mode usually conditions.
         overrun: motion after S steps when the next chunk is late.
         max_overrun_steps: steps past S, for `continue`.
     """
@@ -179,11 +167,7 @@ def _require_words(field: str, found: Sequence[str], words: Sequence[str]) -> No
 
 
 def grid(base: Condition, **axes: Sequence[Any]) -> tuple[Condition, ...]:
-    """Every combination of values of some fields, the last field running fastest.
-
-    Raises:
-        TypeError: a field that a condition does not have.
-    """
+    """All combinations of fields' values, the last field fastest; TypeError: unknown field."""
     return tuple(
         replace(base, **dict(zip(axes, values, strict=True))) for values in product(*axes.values())
     )

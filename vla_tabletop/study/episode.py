@@ -1,8 +1,8 @@
 """One closed-loop episode on a simulated clock: world, chunk source, and the robots' executor.
 
-No DDS, no threads, no wall time: an inference takes as long as the condition says, whatever it
-took on this machine. A tick is the executor node's: measured state, chunks that have arrived, the
-command, then a request if the executor has one, answered from what the cameras see now.
+No DDS, threads or wall time: an inference takes as long as the condition says. A tick is the
+executor node's: measured state, arrived chunks, the command, then a request, answered from the
+present images.
 """
 
 from __future__ import annotations
@@ -41,25 +41,20 @@ class EpisodeResult:
     """Result of an episode. Lengths in the policy's steps, jumps in rad and rad/s.
 
     Attributes:
-        seed: seed of scene, task and noise.
-        family: family of the task.
+        seed: of scene, task and noise.
         outcome: `success`, `wrong_block` or `timeout`.
-        touched: the block that was touched or pushed over, None after a timeout.
-        meant: the block of the instruction that the robot was given.
-        steps: steps from the start to the end.
-        inferences: chunks made.
-        refused: chunks that the executor did not take, and answers in tokens that were none.
-        delay_steps: mean delay of the chunks taken, the first aside; NaN without any.
-        starved_ticks: ticks on hold because a chunk was late.
-        position_jump: distance at seams between new chunk and old plan for the same step: mean of
-            the Euclidean norm over joints, over the seams at which the old plan was not at its end;
+        touched: block touched or pushed over; None after a timeout.
+        meant: block of the robot's instruction.
+        refused: chunks that the executor refused, and answers that were no chunk.
+        delay_steps: mean of the accepted chunks after the first; NaN without any.
+        starved_ticks: ticks on hold for a late chunk.
+        position_jump: mean over seams of the norm over joints between new chunk and unfinished
+            old plan, at the same step; NaN without any.
+        velocity_jump: mean change over all seams of a step's mean velocity, after hand-over;
             NaN without any.
-        velocity_jump: change at all seams of the mean velocity of a step, after hand-over;
-            likewise.
         jerk: jerk of the commanded positions.
-        halted: reason why the executor had stopped at the end; empty when it had not.
-        trajectory: SHA-256 of all commanded positions, to the last bit, cut to 16 digits.
-        cache_use: record of what the prefix cache did.
+        halted: why the executor had stopped at the end; empty if it had not.
+        trajectory: SHA-256 of all commanded positions, cut to 16 digits.
     """
 
     seed: int
@@ -97,15 +92,9 @@ def run_episode(
     index: int = 0,
     on_chunk: ChunkListener | None = None,
 ) -> EpisodeResult:
-    """Run the episode that a seed stands for.
+    """Run the episode of a seed; scene, task and noise are functions of seed and condition.
 
-    Args:
-        world: begins the episode here.
-        source: makes the chunks.
-        condition: everything else.
-        seed: scene, task and noise are functions of it and the condition.
-        index: index of the family among the condition's.
-        on_chunk: called with every chunk.
+    `index` of the family among the condition's.
     """
     source.begin(condition, seed)
     asked = world.begin(condition, seed, index, source.needs_images)
@@ -170,7 +159,6 @@ class _Loop:
         return (self._now_ns - _START_NS) * 1e-9
 
     def tick(self) -> None:
-        """One control period."""
         executor, counters = self._executor, self._executor.counters
         self._measure(self._now_ns)
         self._deliver()
@@ -196,7 +184,7 @@ class _Loop:
         self._executor.observe_state(self._names, positions, stamp_ns)
 
     def _infer(self, plan: PlanRequest) -> None:
-        """Answer a request with what is seen now; the chunk arrives after the delay."""
+        """Answer a request from the present images; the chunk arrives after the delay."""
         self._unanswered.discard(plan.request)
         try:
             chunk, tied = self._source.chunk(
@@ -249,9 +237,8 @@ class _Loop:
                 self._delays.append(result.delay_steps)
 
     def result(self, seed: int, family: str, outcome: Outcome, meant: int) -> EpisodeResult:
-        """Make the result of the episode."""
         executor, counters = self._executor, self._executor.counters
-        # The first is where the robot sets out.
+        # The first is the start.
         seams = list(executor.seams)[1:]
         compared = [seam for seam in seams if not seam.from_hold]
         status = executor.status()

@@ -45,7 +45,6 @@ def study_page(studies: Sequence[Json]) -> str:
 
 
 def _section(study: Json) -> Json:
-    """Return what the template writes of a study."""
     first, after = study['seeds']
     return {
         'name': study['study'],
@@ -71,10 +70,7 @@ def _digests(study: Json) -> str:
 
 
 def _same(study: Json) -> list[tuple[str, int, int]]:
-    """Names of conditions that must not differ, how many of their trajectories agree, and of all.
-
-    Studies written before there were such pairs have none.
-    """
+    """Conditions that must not differ, with the trajectories that agree and all of them."""
     return [
         (
             ' and '.join(', '.join(label.values()) for label in pair['labels']),
@@ -237,10 +233,7 @@ def _panel(study: Json, name: str, title: str, factor: float) -> str:
 
 
 def _draw(panel: Any, study: Json, name: str, title: str, factor: float) -> None:
-    """One measure over x, with its intervals; curves stand a little apart so that each can be seen.
-
-    A line joins numbers; between categories there is nothing that it could stand for.
-    """
+    """One measure over x, with intervals; curves are offset to stay visible."""
     ticks = list(dict.fromkeys(c['label'][study['x']] for c in study['conditions']))
     curves = _curves(study)
     for number, conditions in enumerate(curves.values()):
@@ -261,7 +254,7 @@ def _draw(panel: Any, study: Json, name: str, title: str, factor: float) -> None
             [place + shift for place in x],
             y,
             yerr=[
-                # A share of 1 may lie a rounding error above its own interval.
+                # A rate of 1 may lie a rounding error above its own interval.
                 [max(a - b, 0.0) for a, b in zip(y, low, strict=True)],
                 [max(b - a, 0.0) for a, b in zip(y, high, strict=True)],
             ],

@@ -42,16 +42,11 @@ _RECORD = (
 
 @dataclass(frozen=True)
 class Provenance:
-    """Provenance of results.
+    """Provenance of results: the command that repeats them, and what it ran.
 
-    Attributes:
-        command: command that gives them again.
-        bundle: name of the policy; of several, separated by a semicolon.
-        bundle_sha256: SHA-256 of the policy's behaviour, see `bundle_identity`; of several,
-            separated by a space.
-        seeds: first seed, and the one after the last.
-        code: version of the code, see `code_version`.
-        source_sha256: SHA-256 of the package's source, see `source_digest`.
+    `bundle`: policies, separated by a semicolon; `bundle_sha256`: `bundle_identity` of each,
+    separated by a space; `seeds`: first, and one after the last; `code`: `code_version`;
+    `source_sha256`: `source_digest`.
     """
 
     command: str
@@ -65,7 +60,7 @@ class Provenance:
 def study_record(
     study: Study, provenance: Provenance, results: Mapping[Condition, Sequence[EpisodeResult]]
 ) -> Json:
-    """All of a study as plain data; what cannot be measured is None."""
+    """A study as plain data; what cannot be measured is None."""
     varied = varied_fields(study.conditions)
     return {
         'study': study.name,
@@ -149,7 +144,6 @@ def _condition_record(
 
 
 def summary_record(summary: Summary) -> Json:
-    """A summary as plain data."""
     return {
         'episodes': summary.success.episodes,
         'success': _rate(summary.success),
@@ -219,11 +213,7 @@ def _csv_rows(record: Json, condition: Json) -> list[Json]:
 
 
 def read_studies(folder: Path) -> list[Json]:
-    """Every study_*.json of a folder.
-
-    Raises:
-        ValueError: one of them is no study's result; names it.
-    """
+    """Every study_*.json of a folder; ValueError: names one that is no study's result."""
     return [_read_study(path) for path in sorted(folder.glob('study_*.json'))]
 
 

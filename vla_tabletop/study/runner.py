@@ -1,8 +1,7 @@
 """Runs the conditions of a study: seeded, over processes, resumable.
 
-A condition's episodes are written once all of them are done, into a file named after condition,
-seeds, bundle and source. So an interrupted study goes on where it was, a condition that two studies
-share is run once, and after a change of the code every condition is run again.
+A condition's episodes are written together, under a name of condition, seeds, bundle and source:
+an interrupted study resumes, a shared condition runs once, and changed code runs again.
 """
 
 from __future__ import annotations
@@ -53,11 +52,7 @@ class Run:
 
 
 def episode_seeds(study_seed: int, episodes: int) -> tuple[int, ...]:
-    """The seeds of a study: never those of training, nor those that a bundle was checked on.
-
-    Raises:
-        ValueError: more episodes than a study seed has.
-    """
+    """The seeds of a study, never of training or a bundle's check; ValueError: too many."""
     if not 0 < episodes <= _SEEDS_PER_STUDY_SEED or study_seed < 0:
         raise ValueError(
             f'{episodes} episodes from seed {study_seed}: expected 1 to {_SEEDS_PER_STUDY_SEED} '
@@ -75,19 +70,11 @@ def run_conditions(
     pool: Pool | None = None,
     progress: bool = True,
 ) -> dict[Condition, list[EpisodeResult]]:
-    """Run what has not been run yet; safe to interrupt.
+    """Run what has not been run yet, all conditions on the same seeds; safe to interrupt.
 
-    Args:
-        conditions: all on the same seeds.
-        bundle: folder of the policy; folders by family for conditions with a `policy_family`.
-        seeds: one an episode.
-        work: folder of the finished conditions.
-        pool: pool of processes, each with one thread and a policy of its own; None: only this one.
-        progress: show a bar.
-
-    Raises:
-        JsonError: a file in `work` is no finished condition; names it.
-        ClusterError: the pool is a cluster that cannot be used.
+    `bundle`: folder, or folders by family for conditions with a `policy_family`; `work`: folder of
+    finished conditions; `pool`: single-threaded processes with a policy each, None: this process.
+    Raises JsonError: a damaged file in `work`; ClusterError.
     """
     runs = [
         Run(condition, bundle_of(condition, bundle, work), tuple(seeds)) for condition in conditions
@@ -192,12 +179,7 @@ def bundle_identity(bundle: Path) -> str:
 
 
 def _identity(run: Run, source: str) -> str:
-    """A name for everything that a run's episodes depend on.
-
-    Args:
-        run: condition, bundle and seeds.
-        source: digest of the code.
-    """
+    """A name for everything that a run's episodes depend on."""
     by_policy = run.condition.chunk_source == 'policy'
     parts = {
         'source': source,
@@ -217,11 +199,7 @@ def _write(path: Path, run: Run, episodes: Sequence[EpisodeResult]) -> None:
 
 
 def _read(path: Path) -> list[EpisodeResult]:
-    """A finished condition's episodes.
-
-    Raises:
-        JsonError: the file is not what `_write` writes; names it.
-    """
+    """A finished condition's episodes."""
     return [_episode(mapping) for mapping in read_json(path, LARGEST_RESULT).mappings('episodes')]
 
 

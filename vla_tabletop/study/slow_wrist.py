@@ -14,12 +14,7 @@ _CAMERA = 'wrist'
 
 
 class SlowWrist:
-    """Keeps the wrist camera's latest frame, which is seen until the next one comes.
-
-    Args:
-        world: world that it looks at.
-        period_ns: time from frame to frame, the first at time 0.
-    """
+    """Keeps the wrist camera's frame for a period, the first at time 0."""
 
     def __init__(self, world: Tabletop, period_ns: int) -> None:
         self._world, self._period_ns = world, period_ns

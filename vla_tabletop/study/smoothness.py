@@ -1,8 +1,7 @@
 """Smoothness of a motion: jerk where chunks meet and elsewhere.
 
-Jerk is the third difference of the commanded positions at the policy's step rate, its Euclidean
-norm over the joints, and the root mean square of that over a motion. At the step rate it does not
-depend on how the executor interpolates or how often it ticks.
+The RMS over a motion of the joints' Euclidean norm of the third difference of commanded positions,
+at the policy's step rate: it depends on neither interpolation nor ticks.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Jerk:
-    """Root mean square over a motion, joint units per s³; NaN where there is nothing to measure.
+    """RMS over a motion, joint units per s³; NaN without data.
 
-    Attributes:
-        seams: over the windows that reach across a seam.
-        elsewhere: over those that reach across none.
-        overall: over all, where the robot sets out from standstill among them.
+    `seams`: windows across a seam; `elsewhere`: windows across none; `overall`: all, starts from
+    standstill included.
     """
 
     seams: float
@@ -34,14 +31,10 @@ def jerk_of(
     seams: Collection[int],
     starts: Collection[int] = (),
 ) -> Jerk:
-    """Jerk of a motion.
+    """Jerk of (n, joints) commanded positions, one a step.
 
-    Args:
-        positions: (n, joints) commanded positions, one a step.
-        step_time_s: time from row to row.
-        seams: indices k such that row k is the last of one chunk and row k + 1 the first of the
-            next.
-        starts: likewise, where the robot set out from standstill: neither seam nor elsewhere.
+    `seams`: k where row k ends one chunk and row k + 1 begins the next; `starts`: likewise of
+    starts from standstill, neither seam nor elsewhere.
     """
     if len(positions) < 4:
         return Jerk(np.nan, np.nan, np.nan)

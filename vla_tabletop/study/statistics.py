@@ -16,10 +16,7 @@ from vla_tabletop.study.episode import EpisodeResult
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over episodes with its 95% interval; NaN without values, interval NaN for one.
-
-    The interval is mean ± 1.96 standard errors: for the tens of episodes of a study, near enough.
-    """
+    """A mean with its 95% interval, ± 1.96 standard errors; NaN where values are too few."""
 
     value: float
     low: float
@@ -41,29 +38,19 @@ def mean_of(values: Iterable[float]) -> Mean:
 
 @dataclass(frozen=True)
 class Summary:
-    """One row of a study's table.
+    """One row of a study's table; counts are of all episodes.
 
     Attributes:
-        success: success of the task.
         obeyed: touched the block that the words meant.
-        wrong_block: episodes that ended at a block other than the task's.
-        timeout: episodes in which the time ran out.
-        steps: steps to success, over the successes only (a condition that fails the long ones looks
-            quick).
-        delay_steps: mean delay counted by the executor.
-        starved_ticks: control periods an episode.
+        steps: to success, over successes only (failing the long ones looks quick).
+        delay_steps: as counted by the executor.
+        starved_ticks: ticks an episode.
         position_jump: rad, see `EpisodeResult`.
         velocity_jump: rad/s.
-        jerk_seams: rad/s³.
-        jerk_elsewhere: rad/s³.
-        jerk_overall: rad/s³.
-        inferences: an episode.
-        steps_per_chunk: steps of an episode over its inferences.
-        images_saved: fraction of image tokens found in the cache, of an episode's; 0 to 1.
+        jerk_seams, jerk_elsewhere, jerk_overall: rad/s³.
+        steps_per_chunk: steps over inferences.
+        images_saved: fraction of image tokens found in the cache, 0 to 1.
         prefixes_saved: likewise of the prefixes.
-        refused: chunks refused, all episodes together.
-        halted: episodes at whose end the executor had stopped the robot.
-        cache_use: all episodes together.
     """
 
     success: SuccessRate
@@ -145,11 +132,10 @@ class PairedComparison:
     """A condition against the reference, seed by seed.
 
     Attributes:
-        won: episodes that succeed here and fail there.
-        lost: the other way round.
-        p: p value of McNemar's exact test (two-sided): how likely so uneven a split is by chance.
-            Not corrected for the number of comparisons.
-        low, high: 95% interval of the difference of success, as a share.
+        won: successes here that fail there.
+        lost: the reverse.
+        p: McNemar's exact test (two-sided), not corrected for multiple comparisons.
+        low, high: 95% interval of the difference of success, as a fraction.
     """
 
     won: int
@@ -162,11 +148,7 @@ class PairedComparison:
 def compare(
     episodes: Sequence[EpisodeResult], reference: Sequence[EpisodeResult]
 ) -> PairedComparison:
-    """Pair two conditions by seed.
-
-    Raises:
-        ValueError: they were not run on the same seeds.
-    """
+    """Pair two conditions by seed; ValueError: not run on the same seeds."""
     if [e.seed for e in episodes] != [e.seed for e in reference]:
         raise ValueError('conditions run on other seeds cannot be compared pair by pair')
     pairs = [(a.success, b.success) for a, b in zip(episodes, reference, strict=True)]

@@ -46,7 +46,7 @@ class TabletopWorld(Tabletop):
 
     def begin(self, condition: Condition, seed: int, index: int, sees: bool) -> Asked:
         """Begin the episode that a seed stands for."""
-        # Condition has checked the words.
+        # `Condition` has checked the words.
         scene = sample_scene(seed, cast('Variant', condition.variant))
         state = self.load(replace(scene, belt_m_s=scene.belt_m_s * condition.belt_speed))
         family = cast('Family', condition.families[index % len(condition.families)])
@@ -67,7 +67,7 @@ class TabletopWorld(Tabletop):
         return self.joint_positions
 
     def observe(self, instruction: str) -> Observation:
-        """Images of now, but for a slow wrist camera's."""
+        """The present images, but for a slow wrist camera's."""
         observation = observe(self, instruction)
         return observation if self._wrist is None else self._wrist.put_into(observation)
 

@@ -1,4 +1,4 @@
-"""What an episode needs of a simulated world, whichever it is."""
+"""Interface of a study's simulated world."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ from vla_tabletop.study.condition import Condition
 
 @dataclass(frozen=True)
 class Asked:
-    """The task of an episode.
-
-    Attributes:
-        instruction: what the robot is told.
-        family: family of the task.
-        meant: the block of the instruction; 0 in a world without.
-    """
+    """The task of an episode; `meant` is its block, 0 in a world without."""
 
     instruction: str
     family: str
@@ -33,10 +27,10 @@ class World(Protocol):
     """A world on a simulated clock. Lengths in the robot's units.
 
     Attributes:
-        columns: commanded columns of the robot, in the order of `measured` and `step`.
-        limits: limits of these columns; None: none.
-        tick_s: period of the executor's ticks.
-        step_time_s: time of a policy's step, a multiple of it.
+        columns: commanded ones, in the order of `measured` and `step`.
+        limits: of these columns; None: none.
+        tick_s: period of the executor.
+        step_time_s: of a policy step, a multiple of `tick_s`.
     """
 
     columns: tuple[Column, ...]
@@ -45,14 +39,7 @@ class World(Protocol):
     step_time_s: float
 
     def begin(self, condition: Condition, seed: int, index: int, sees: bool) -> Asked:
-        """Begin the episode that a seed stands for.
-
-        Args:
-            condition: its scene and task.
-            seed: seed of scene and task.
-            index: index of the family among the condition's.
-            sees: whether images will be asked for.
-        """
+        """Begin a seed's episode, of the condition's family `index`; `sees`: images are used."""
 
     def measured(self) -> np.ndarray:
         """Return the (columns,) measured positions, which are what it keeps without a command."""

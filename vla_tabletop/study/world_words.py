@@ -16,13 +16,7 @@ WorldName = Literal['tabletop', 'metaworld']
 
 @dataclass(frozen=True)
 class Words:
-    """Words that a condition may use for a world.
-
-    Attributes:
-        families: families of tasks.
-        cameras: names of the cameras.
-        variants: variants of a scene.
-    """
+    """Words that a condition may use for a world."""
 
     families: tuple[str, ...]
     cameras: tuple[str, ...]

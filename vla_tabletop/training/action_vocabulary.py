@@ -1,7 +1,7 @@
 """Chunks as tokens of FAST (arXiv 2501.09747), for a policy that writes them.
 
-The vocabulary is trained on a world's own chunks, as FAST trains it on a data set. An answer holds
-no prefix, and no coefficient behind the last one that is not zero: what is missing counts as zero.
+The vocabulary is trained on a world's own chunks. An answer has no prefix, and no trailing zero
+coefficients.
 """
 
 from __future__ import annotations
@@ -68,17 +68,14 @@ def coefficient_texts(actions: np.ndarray) -> Iterable[str]:
     codes = np.clip(np.rint(coefficients) - ACTION_SCALE.min_token, 0, _MOST_CODE).astype(int)
     for chunk in codes.reshape(len(codes), -1):
         written = np.flatnonzero(chunk != -ACTION_SCALE.min_token)
-        # One is written in any case: an answer without an action is refused.
+        # At least one coefficient: an answer without an action is refused.
         yield ''.join(map(chr, chunk[: 1 + max(written, default=0)]))
 
 
 class Answers:
-    """What a policy is to write for chunks, and the chunks of what it wrote.
+    """The tokens that a policy is to write for chunks, and the chunks of its tokens.
 
-    Args:
-        text: file of the text vocabulary, which has `ACTION_SYMBOLS`.
-        action: tokenizer.json of the actions.
-        dims: dimensions of the policy.
+    `text`: vocabulary with `ACTION_SYMBOLS`; `action`: tokenizer.json of the actions.
     """
 
     def __init__(self, text: Path, action: Path, dims: Pi0FastDims) -> None:
@@ -101,16 +98,9 @@ class Answers:
         self._most = dims.answer_tokens
 
     def write(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Write chunks.
+        """Write normalised chunks (B, H, A) as tokens (B, n) int64 and mask (B, n) bool.
 
-        The answer of a chunk that needs more tokens than the policy has ends early, without its
-        highest frequencies.
-
-        Args:
-            actions: (B, H, A) normalised.
-
-        Returns:
-            tokens (B, n) int64 with the end among them, and mask (B, n) bool, False behind it
+        An end follows each answer; one beyond the policy's length lacks its highest frequencies.
         """
         answers = []
         for text in coefficient_texts(actions):

@@ -1,10 +1,9 @@
 """Demonstrations of the scripted expert, in numbers: seeded, parallel, resumable.
 
-An episode is a function of (seed, episode number) alone. Episodes are written in shards, each to a
-temporary name first, so what is on disk under a shard's name is whole; a run that was cut off goes
-on where it stopped and ends with the same bytes. Nothing here depends on how many processes work.
+An episode is a function of (seed, episode number), whatever the number of processes. Shards get
+their names once complete; an interrupted run resumes and ends with the same bytes.
 
-A shard (`shard_00000.npz`) holds per frame, all frames of its episodes in order:
+A shard (`shard_00000.npz`) holds per frame:
 
 | array | shape, type | meaning |
 |---|---|---|
@@ -89,11 +88,10 @@ class DatasetSettings:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set in memory; arrays as the module's table says, plus the advantage label.
+    """A data set in memory; arrays as the module's table says.
 
-    Attributes:
-        positive: (episodes,) bool, the better half by outcome and time.
-        episode: (F,) row of each frame's episode in the per-episode arrays.
+    `positive`: (episodes,) bool, the better half by outcome and time; `episode`: (F,) row of each
+    frame's episode.
     """
 
     images: np.ndarray
@@ -112,11 +110,7 @@ class Dataset:
 
 
 def generate(folder: Path, plan: DatasetSettings, processes: int, progress: bool = True) -> None:
-    """Write the shards that are not there yet.
-
-    Raises:
-        ValueError: the folder holds a data set of another plan.
-    """
+    """Write the missing shards; ValueError: the folder holds another plan's data set."""
     claim(folder, plan)
     missing = [shard for shard in range(plan.shards) if not _shard_path(folder, shard).exists()]
     done = sum(len(plan.shard_episodes(s)) for s in range(plan.shards) if s not in set(missing))
@@ -135,7 +129,7 @@ def generate(folder: Path, plan: DatasetSettings, processes: int, progress: bool
 
 
 def write_shard(folder: Path, plan: DatasetSettings, shard: int) -> None:
-    """Generate one shard and put it in place whole."""
+    """Generate one shard; its file appears complete or not at all."""
     world, expert = Tabletop(), Expert()
     episodes = [
         _Recorder(world, expert, plan.seed, number).run() for number in plan.shard_episodes(shard)
@@ -149,8 +143,7 @@ def write_shard(folder: Path, plan: DatasetSettings, shard: int) -> None:
 def load(folder: Path) -> Dataset:
     """Read all shards of a finished data set and label its episodes.
 
-    Raises:
-        FileNotFoundError: a shard is missing; run `generate` to its end.
+    Raises FileNotFoundError: a shard is missing; run `generate` to its end.
     """
     plan = DatasetSettings(**_read_plan(folder))
     shards = []
@@ -177,15 +170,14 @@ def better_half(
 ) -> np.ndarray:
     """Choose the episodes that carry the positive advantage tag (RECAP, pi*0.6).
 
-    An episode's advantage is how much sooner it succeeded than a least-squares line in the start's
-    distance foretells, fitted on the successes of its behaviour (touch or push); a failure has the
-    worst. The better half of each behaviour is positive, but never a failure.
+    Advantage: how much sooner it succeeded than a least-squares line in `distance_m`, fitted on
+    the successes of its behaviour (touch or push). The better half of each behaviour is positive,
+    but never a failure.
 
     Args:
         success, push: (E,) bool; time_s, distance_m: (E,).
 
-    Returns:
-        (E,) bool
+    Returns (E,) bool.
     """
     positive = np.zeros(len(success), dtype=bool)
     for members in (np.flatnonzero(push), np.flatnonzero(~push)):
@@ -326,11 +318,7 @@ def _read_plan(folder: Path) -> dict[str, int]:
 
 
 def claim(folder: Path, plan: DatasetSettings) -> None:
-    """Write the plan where the shards will be, or check that the one there is the same.
-
-    Raises:
-        ValueError: the folder holds a data set of another plan.
-    """
+    """Write the plan, or check the one there (ValueError: another plan)."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / 'dataset.json'
     if path.exists():

@@ -89,19 +89,14 @@ def write_demo_bundle(
     """Write the bundle, run it in the simulator, and write the results beside it.
 
     Args:
-        target: folder of the new bundle; replaced with `force`.
-        network: trained weights, of a family that has a recipe.
-        statistics: `state.q01` and so on.
-        tokenizer: the vocabulary's `.model` file; None without language.
-        made: facts of its training, for verification.json.
-        episodes: a kind of task, on scenes that training never saw; 0 to skip.
-        force: replace what is there.
-        world: world that it was trained in.
-        check: runs it there; None: the tabletop's.
-        files: further files of its family, copied under their names.
+        network: trained, of a family with a recipe.
+        statistics: `state.q01` and so on; `tokenizer` is None without language.
+        made: facts of the training, for verification.json.
+        episodes: a kind of task, on unseen scenes; 0: none.
+        check: simulates the bundle; None: the tabletop's.
+        files: of its family, copied.
 
-    Returns:
-        What was evaluated, in words, to its success rate.
+    Returns success rates by what was evaluated, in words.
     """
     versions = {
         'python': platform.python_version(),

@@ -1,8 +1,8 @@
 """Demonstrations of the tabletop's expert as a data set in LeRobot's format.
 
-For whoever learns from what a robot saw and did, such as `distill`. `train-demo` has a data set of
-its own, in which every frame is labelled for every goal. Here an episode is one instruction, with
-the joints commanded at every step, and is a function of (seed, number).
+For learners of what a robot saw and did, such as `distill`; `train-demo` has its own data,
+labelled for every goal. An episode is one instruction with the joints commanded at every step, a
+function of (seed, number).
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ _NOISE_MEMORY = 0.8
 
 
 def write_demonstrations(folder: Path, seed: int, episodes: int, force: bool) -> None:
-    """Write a data set.
-
-    Raises:
-        DatasetError: the folder exists, and is not to be replaced.
-    """
+    """Write a data set; DatasetError: the folder exists, and is not to be replaced."""
     layout = Layout(
         robot='tabletop',
         fps=round(1 / STEP_TIME_S),

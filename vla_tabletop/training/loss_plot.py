@@ -16,11 +16,9 @@ _STAGE_TITLES = {
 
 
 def plot_losses(history: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw every metric of every stage over its steps.
+    """Draw every metric of every stage over its steps; the path's ending tells the format.
 
-    Args:
-        history: rows with `stage`, `step` and metrics; a metric may be absent from a row.
-        path: file to write, the ending tells the format.
+    Rows have `stage`, `step` and any metrics.
     """
     import matplotlib
 

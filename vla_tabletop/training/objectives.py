@@ -1,17 +1,13 @@
 """Objectives of a tabletop policy's three training stages, the same for every family.
 
-1. `SeeObjective`: the vision network alone says in which patch, and where in it, each colour lies.
-2. `GroundObjective`: the prefix alone points at the *named* block. Image tokens say which of them
-   shows it; the token that has seen all says where it is, reads the state back, and foretells where
-   the arm will be at the chunk's end.
-3. The expert's chunks, with the second stage's loss beside it: `FlowObjective` for heads that
-   denoise along a flow, `DiffusionObjective` with a scheduler, `ChunkObjective` for those that make
-   a chunk in one pass, `TokenObjective` for those that write it as tokens.
+1. `SeeObjective`: the vision network finds patch and offset of each colour.
+2. `GroundObjective`: the prefix points at the *named* block; its last token gives the position, the
+   state and the arm at the chunk's end.
+3. The expert's chunks plus the second loss: `FlowObjective`, `DiffusionObjective`, `ChunkObjective`
+   (one pass) or `TokenObjective`, by kind of head.
 
-Without the first two, flow matching alone stays at chance about which block is meant for as long
-as was tried; and without the pointing, so does the second (1200 steps), since the last token must
-find word and block in one go. Pointing is learned within 200 steps. The heads here are thrown away
-after training.
+Flow matching alone stayed at chance about the meant block; so did the second stage without
+pointing (1200 steps), which is learned within 200. These heads are dropped after training.
 """
 
 from __future__ import annotations
@@ -50,11 +46,10 @@ class SeeObjective(nn.Module):
     def forward(
         self, network: FlowNetwork, pixels: Tensor, pixel: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and what to report.
+        """Return the loss and figures to report.
 
-        Args:
-            pixels: (B, V, 3, S, S).
-            pixel: (B, V, C, 2) centres as `project` gives them; NaN behind the camera.
+        `pixels` (B, V, 3, S, S); `pixel` (B, V, C, 2) centres as `project` gives them, NaN behind
+        the camera.
         """
         images = pixels.flatten(0, 1)
         tokens = network.vision(images) if self._see is None else self._see(network, images)
@@ -72,7 +67,7 @@ class SeeObjective(nn.Module):
 
 
 class GroundObjective(nn.Module):
-    """The named thing, in the images and in the room; the state, and the chunk's end."""
+    """The named thing, in the images and in the room; the state; the chunk's end."""
 
     def __init__(self, image_width: int, width: int, world: TrainingWorld, action_dim: int) -> None:
         super().__init__()
@@ -90,13 +85,10 @@ class GroundObjective(nn.Module):
         state: Tensor,
         end: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and what to report.
+        """Return the loss and figures to report.
 
-        Args:
-            prefix: prefix of the recipe.
-            pixel: (B, V, 2) the named thing's centre as `project` gives it.
-            place: (B, P) its place in decimetres; state: (B, S) normalised.
-            end: (B, A) the chunk's last action, normalised.
+        `pixel` (B, V, 2): the named thing's centre as `project` gives it; `place` (B, P): its
+        position, dm; `state` (B, S) and `end` (B, A, the chunk's last action): normalised.
         """
         patch, _, seen = locate(pixel.flatten(0, 1), self._half_height_px)
         last = prefix.last
@@ -118,12 +110,8 @@ class GroundObjective(nn.Module):
 class FlowObjective(nn.Module):
     """Flow matching (arXiv 2410.24164); several draws of noise and time share one prefix.
 
-    t is 1 at the noise and 0 at the actions, and the velocity leads from the actions to the noise,
-    as in openpi and LeRobot.
-
-    Args:
-        draws: (noise, time) pairs a prefix.
-        step_weight: (H,) weight of each step's squared error, of mean 1.
+    t is 1 at the noise and 0 at the actions, and the velocity leads to the noise, as in openpi and
+    LeRobot. `step_weight`: (H,) of each step's squared error, of mean 1.
     """
 
     step_weight: Tensor
@@ -140,11 +128,7 @@ class FlowObjective(nn.Module):
         actions: Tensor,
         generator: torch.Generator,
     ) -> Tensor:
-        """Weighted mean squared error of the velocity.
-
-        Args:
-            actions: (B, H, A) normalised.
-        """
+        """Weighted mean squared error of the velocity of (B, H, A) normalised actions."""
         draws = self.draws
         actions = actions.repeat_interleave(draws, dim=0)
         noise = torch.randn(actions.shape, generator=generator).to(actions)
@@ -161,10 +145,8 @@ class FlowObjective(nn.Module):
 class DiffusionObjective(nn.Module):
     """Loss of a scheduler's prediction (arXiv 2006.11239), at training steps drawn evenly.
 
-    Args:
-        draws: (noise, step) pairs a prefix.
-        step_weight: (H,) weight of each step's squared error, of mean 1.
-        scheduler: scheduler of the network.
+    `draws`: (noise, step) pairs a prefix; `step_weight`: (H,) of each step's squared error, of
+    mean 1.
     """
 
     step_weight: Tensor
@@ -185,11 +167,7 @@ class DiffusionObjective(nn.Module):
         actions: Tensor,
         generator: torch.Generator,
     ) -> Tensor:
-        """Weighted mean squared error of the prediction.
-
-        Args:
-            actions: (B, H, A) normalised.
-        """
+        """Weighted mean squared error of the prediction, of (B, H, A) normalised actions."""
         actions = actions.repeat_interleave(self.draws, dim=0)
         noise = torch.randn(actions.shape, generator=generator).to(actions)
         steps = torch.randint(len(self.kept), (len(actions),), generator=generator).to(
@@ -213,8 +191,7 @@ class DiffusionObjective(nn.Module):
 class ChunkObjective(nn.Module):
     """L1 of a chunk made in one pass (arXiv 2304.13705, without the variational encoder).
 
-    Args:
-        step_weight: (H,) weight of each step's error, of mean 1.
+    `step_weight`: (H,) of each step's error, of mean 1.
     """
 
     step_weight: Tensor
@@ -230,20 +207,12 @@ class ChunkObjective(nn.Module):
         actions: Tensor,
         generator: torch.Generator,
     ) -> Tensor:
-        """Weighted mean absolute error; nothing is drawn.
-
-        Args:
-            actions: (B, H, A) normalised.
-        """
+        """Weighted mean absolute error of (B, H, A) normalised actions; nothing is drawn."""
         return (self.step_weight * (network.actions(prefix.past) - actions).abs()).mean()
 
 
 class TokenObjective(nn.Module):
-    """Cross entropy of the answers that stand for chunks, each token after the right ones.
-
-    Args:
-        answers: writes the answers.
-    """
+    """Cross entropy of the answers that stand for chunks, each token after the right ones."""
 
     def __init__(self, answers: Answers) -> None:
         super().__init__()
@@ -256,11 +225,7 @@ class TokenObjective(nn.Module):
         actions: Tensor,
         generator: torch.Generator,
     ) -> Tensor:
-        """Mean over all tokens; nothing is drawn.
-
-        Args:
-            actions: (B, H, A) normalised.
-        """
+        """Mean over all tokens of (B, H, A) normalised actions; nothing is drawn."""
         tokens, written = (
             torch.from_numpy(one).to(actions.device)
             for one in self._answers.write(actions.cpu().numpy())
@@ -270,13 +235,9 @@ class TokenObjective(nn.Module):
 
 
 def answer_logits(network: TokenNetwork, past: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
-    """Logits (B, n + 1, vocabulary) of the tokens of answers that begin with `tokens`.
+    """Logits (B, n + 1, vocabulary) after each of `tokens` (B, n) int64, in one pass.
 
-    All at once; serving comes to the same one pass after the other.
-
-    Args:
-        past: outputs of `prefix`, B rows.
-        tokens: (B, n) int64.
+    `past`: outputs of `prefix`, B rows.
     """
     mask, count = past['prefix_mask'], tokens.shape[1]
     places = torch.arange(count, device=tokens.device)
@@ -299,11 +260,7 @@ def chunk_objective(
     step_weight: Tensor,
     answers: Answers | None = None,
 ) -> nn.Module:
-    """Return the third stage's objective for a family's kind of head.
-
-    Args:
-        answers: of a `tokens` head.
-    """
+    """Return the third stage's objective for a kind of head; `answers` are for `tokens`."""
     if answers is not None:
         return TokenObjective(answers)
     if family.head == 'flow':
@@ -314,15 +271,10 @@ def chunk_objective(
 
 
 def locate(pixel: Tensor, half_height_px: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the patch that a point falls into.
+    """Return a point's patch (...) int, offset (..., 2) in patches, and seen (...) bool.
 
-    Args:
-        pixel: (..., 2) as `project` gives it; NaN behind the camera.
-        half_height_px: half the height of the image in its square, in which `project` counts.
-
-    Returns:
-        patch (...) int, offset (..., 2) from the patch's middle in patches, and seen (...) bool,
-        False outside the image (the square's black bars show nothing).
+    The offset is from the patch's middle. `pixel` (..., 2) is as `project` gives it, in units of
+    `half_height_px`. Seen is False behind the camera and in the square's black bars.
     """
     place = IMAGE_SIZE / 2 + half_height_px * pixel
     across = (place[..., 0] >= 0) & (place[..., 0] < IMAGE_SIZE)

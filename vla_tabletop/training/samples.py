@@ -1,8 +1,7 @@
 """Training samples from recorded frames.
 
-Images, prompts, states and actions go through the very functions that serve the policy
-(`processing/`), so training and deployment cannot drift apart: a 64x48 frame is, bit for bit, what
-the `bilinear` resampler makes of the robot's 320x240 image of the same scene.
+Images, prompts, states and actions go through the functions that serve the policy (`processing/`):
+a 64x48 frame is, bit for bit, the `bilinear` resize of the robot's 320x240 image.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from vla_tabletop.training.dataset import GOALS, Dataset
 from vla_tabletop.training.vocabulary import PROMPT_LENGTH
 from vla_tabletop.training.world import IMAGE_SIZE, Batch, TrainingWorld
 
-# Edge of the square of pixels that one image token stands for.
+# Edge of the pixel square of one image token.
 PATCH_SIZE = 16
 # Arm joints relative to the measured state at the chunk's start, the gripper absolute.
 DELTA = np.array([True, True, True, True, True, False])
@@ -62,12 +61,7 @@ TABLETOP = TrainingWorld(
 
 @dataclass(frozen=True)
 class TaskMix:
-    """Tasks that a policy is taught.
-
-    Attributes:
-        share: share of each family of tasks.
-        colours: colours of the blocks that the `colour` family names.
-    """
+    """Tasks that a policy is taught; the `colour` family names blocks of `colours`."""
 
     share: Mapping[Family, float]
     colours: tuple[Colour, ...] = COLOURS
@@ -75,14 +69,7 @@ class TaskMix:
 
 @dataclass(frozen=True)
 class Prompting:
-    """A policy's prompts.
-
-    Attributes:
-        layout: layout of its template.
-        form: form of the prompts, as policy.yaml has it.
-        tokenizer: tokenizer of the policy.
-        length: tokens of a padded prompt.
-    """
+    """A policy's prompts, padded to `length` tokens."""
 
     layout: PromptLayout
     form: PromptFormat
@@ -103,13 +90,9 @@ class Prompting:
     def encode(
         self, instruction: str, state: np.ndarray, positive: bool, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and mask of a frame's prompt, (L,) each; a share has no advantage tag.
+        """Tokens and mask of a frame's prompt, (L,) each; some have no advantage tag.
 
-        Args:
-            instruction: the task.
-            state: (S,) normalised.
-            positive: the frame's advantage tag.
-            rng: draws whether the tag is there.
+        `state` is (S,) normalised; `positive` is the tag, which `rng` may drop.
         """
         advantage: Advantage | None = None
         if self.has_tag and rng.uniform() >= ADVANTAGE_DROP:
@@ -119,13 +102,9 @@ class Prompting:
 
 
 class Samples:
-    """Training batches from a data set; holds the statistics that the policy ships with.
+    """Training batches from a data set, and the statistics that the policy ships with.
 
-    Args:
-        data: the recorded frames.
-        tasks: tasks that are taught.
-        prompting: prompts of the policy; None for one without language.
-        statistics: `state.q01` and so on; computed from the data when None.
+    `prompting` None: no language; `statistics` None: computed from the data.
     """
 
     def __init__(
@@ -191,10 +170,7 @@ class Samples:
         return last
 
     def teaches(self) -> np.ndarray:
-        """Return which frames to train on, (F,) bool.
-
-        All of them where a tag tells good from poor; without one only the better half.
-        """
+        """Return which frames to train on, (F,) bool; without a tag only the better half."""
         if self._prompting is not None and self._prompting.has_tag:
             return np.ones(len(self.data.state), dtype=bool)
         return self.data.positive[self.data.episode]
@@ -204,11 +180,10 @@ class Samples:
         return self.data.pixel[frames]
 
     def errors(self, actions: np.ndarray, batch: Batch) -> dict[str, float]:
-        """Judge sampled chunks.
+        """Return `end_rad`, the RMS error of the joints at the chunk's end, and `right_block`.
 
-        Returns:
-            `end_rad`: RMS error of the arm's joints at the chunk's end; `right_block`: share of
-            touches whose chunk ends nearest to the end of the named block's own chunk.
+        That is the fraction of touches whose chunk ends nearest to the end of the named block's
+        chunk.
         """
         data, frames = self.data, batch.frame
         ends = absolute(actions, data.state[frames])[:, -1, :5]
@@ -222,9 +197,8 @@ class Samples:
     def step_weight(self) -> np.ndarray:
         """Return the weight of each step of a chunk in the loss, (H,) float32 of mean 1.
 
-        A chunk's first actions stay near the state and vary little, so unweighted they hardly
-        count; but they are all that a short replan interval ever executes, and an error of half a
-        step's motion there stalls the arm. Each step counts by the inverse of its spread.
+        Each step counts by the inverse of its spread: a chunk's first actions vary little, but are
+        all that a short replan interval executes, and half a step's error there stalls the arm.
         """
         frames = np.linspace(0, len(self.data.state) - 1, 512).astype(np.int64)
         chunks = self.data.chunks[frames]  # (n, goals, H, 6)

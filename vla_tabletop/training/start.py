@@ -22,20 +22,13 @@ if TYPE_CHECKING:
     from vla_tabletop.training.recipes.recipe import Recipe
     from vla_tabletop.training.world import TrainingWorld
 
-# --------------------------------------------------------------------------------------------------
-# Log of a work folder: commands, versions of the code, and durations.
+# --- Log of a work folder: commands, code versions, durations
 
 
 class WorkLog:
-    """`runs.json` of a work folder: a run that was cut off is in it, too, as far as it came.
+    """`runs.json` of a work folder; an interrupted run is in it as far as it came.
 
-    Args:
-        path: path of the file; the runs that it already holds stay.
-        command: this run's command line.
-        code: version of the code that runs.
-
-    Raises:
-        ValueError: the file is no list of runs.
+    Earlier runs stay. Raises ValueError: the file is no list of runs.
     """
 
     def __init__(self, path: Path, command: str, code: str) -> None:
@@ -59,20 +52,13 @@ class WorkLog:
             write_text(self._path, json.dumps(self.runs, indent=2) + '\n')
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Start:
-    """A trained bundle that training goes on from.
+    """A trained bundle that training continues from.
 
-    Attributes:
-        weights: file of the tensors.
-        sha256: SHA-256 of that file.
-        tokenizer: file of the vocabulary; None without language.
-        files: files of the bundle that are its family's own.
-        statistics: `state.q01` and so on; the network's numbers are scaled by these.
-        made: facts of the bundle's training, as its receipt says.
+    `sha256`: of `weights`; `tokenizer`: None without language; `files`: its family's own;
+    `statistics` (`state.q01` and so on) scale the network's numbers; `made`: training facts of its
+    receipt.
     """
 
     weights: Path
@@ -84,11 +70,7 @@ class Start:
 
     @classmethod
     def read(cls, folder: Path, recipe: Recipe, world: TrainingWorld) -> Start:
-        """Read and check a bundle that `train-demo` made.
-
-        Raises:
-            ValueError: the bundle is broken, or its network is not the recipe's.
-        """
+        """Read a bundle of `train-demo`; ValueError: broken, or not the recipe's network."""
         bundle = read_bundle(folder)
         dims = bundle.spec.dims
         has_language = recipe.family.has_language

@@ -1,7 +1,7 @@
-"""Train a tabletop policy: three stages on one network, resumable, the same for the same plan.
+"""Train a tabletop policy: three stages on one network, resumable and reproducible.
 
-Batches, instructions and noise are functions of (seed, stage, step), so a run that was cut off and
-resumed takes the very steps that it would have taken. A checkpoint is written whole or not at all.
+Batches, instructions and noise are functions of (seed, stage, step): a resumed run takes the same
+steps. Checkpoints are written whole or not at all.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WARM_UP_STEPS = 100
 # Denoise steps of a check with a scheduler.
 _CHECK_STEPS = 10
 
-# Of a checkpoint.
+# Fields of a checkpoint.
 _FIELDS = {
     'plan': dict,
     'stage': int,
@@ -66,16 +66,14 @@ class TrainingSettings:
     """Settings of a training; with the data set they fix the result on one machine.
 
     Attributes:
-        family: family of the policy; has a recipe.
-        seed: seed of weights, batches and noise.
         see_steps, ground_steps, act_steps: optimiser steps of the three stages.
         batch: frames a step.
-        draws: (noise, time) pairs that share one prefix in the third stage.
-        learning_rate: peak; 100 steps up, then a cosine to a hundredth.
-        average: memory of the exponential moving average that is shipped.
-        data: digest of the facts of its data set.
-        start: SHA-256 of the weights that training goes on from; empty for none. With them the
-            second stage teaches only the heads, which no bundle holds.
+        draws: (noise, time) pairs a prefix in the third stage.
+        learning_rate: peak after 100 steps; a cosine then leads to a hundredth.
+        average: decay of the exponential moving average that is shipped.
+        data: digest of the data set's facts.
+        start: SHA-256 of the initial weights; empty for none. With them the second stage
+            trains only heads outside the bundle.
     """
 
     family: str = DEMO_FAMILY
@@ -119,20 +117,12 @@ class Learner(nn.Module):
 
 
 class Training:
-    """One run, from its checkpoint if there is one.
+    """One run, resumed from `checkpoint.pt` in `folder` if there is one.
 
-    Args:
-        plan: settings of the training.
-        samples: batches and statistics.
-        number_tokens: token ids of the state bins, in order; empty without language.
-        vocabulary: size of the text table; 0 without language.
-        folder: folder of `checkpoint.pt`.
-        device: `cpu` or `cuda`.
-        start: origin of the weights, None to train from scratch; `plan.start` names it.
-        answers: answers of a `tokens` head.
-
-    Raises:
-        ValueError: the checkpoint there belongs to another plan, or is damaged.
+    `number_tokens`: ids of the state bins, empty without language; `vocabulary`: rows of the text
+    table, 0 without language; `start`: origin of the weights, named by `plan.start`, None: from
+    scratch; `answers`: of a `tokens` head. Raises ValueError: a damaged checkpoint, or one of
+    another plan.
     """
 
     def __init__(
@@ -273,7 +263,7 @@ class Training:
 
     @torch.no_grad()
     def _update_average(self) -> None:
-        # A young average follows closely, or it would remember the stage's start.
+        # The average follows closely at first, or it would remember the stage's start.
         memory = min(self.plan.average, (1 + self._step) / (10 + self._step))
         pairs = zip(self.average.parameters(), self.learner.network.parameters(), strict=True)
         for mean, value in pairs:

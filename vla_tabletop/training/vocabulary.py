@@ -1,8 +1,7 @@
 """The demo policy's own sentencepiece vocabulary, in PaliGemma's layout.
 
-Every number that a state bin can be is one token, so a prompt has the same length wherever the arm
-is, and the network reads a joint from one embedding. Bytes cover whatever else a person types. A
-policy that writes its actions has symbols for them behind the numbers.
+Each number of a state bin is one token: prompts have one length, and the network reads a joint
+from one embedding. Bytes cover other text. Symbols for written actions follow the numbers.
 """
 
 from __future__ import annotations
@@ -47,13 +46,10 @@ def train_vocabulary(
     instructions: Iterable[str] | None = None,
     symbols: Sequence[str] = (),
 ) -> Tokenizer:
-    """Train on the tasks' sentences (held-out wordings not among them) and write the model.
+    """Train on the tasks' sentences (without held-out wordings) and write the `.model` file.
 
-    Args:
-        path: file to write; ends in `.model`.
-        state_dim: numbers of a state, as the prompts carry them.
-        instructions: every sentence that training uses; None: the tabletop's.
-        symbols: further tokens, from `FIRST_SYMBOL` on.
+    `state_dim`: numbers of a prompt's state; `instructions` None: the tabletop's; `symbols`:
+    further tokens from `FIRST_SYMBOL` on.
     """
     import sentencepiece
 
@@ -85,7 +81,7 @@ def train_vocabulary(
 
 
 def number_tokens(path: Path) -> np.ndarray:
-    """(257,) token ids of the numbers -1 to 255 as they stand in a prompt."""
+    """(257,) token ids of the numbers -1 to 255 as in a prompt."""
     import sentencepiece
 
     model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())

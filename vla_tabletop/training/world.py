@@ -18,16 +18,12 @@ class TrainingWorld:
     """A world's sizes and names.
 
     Attributes:
-        name: on the command line.
-        title: in the name of a bundle.
-        cameras: in the order of the policy's.
-        state: proprioception.
-        actions: numbers of an action.
-        step_time_s: time of a policy's step.
-        points: things that the first stage finds in the images.
-        place: numbers that the second stage reads off the prefix, in decimetres.
-        half_height_px: pixels of a 64 pixel square to which a projected point's 1 is scaled.
-        effort: factor on the steps of a family's recipe.
+        title: in a bundle's name.
+        cameras: in the policy's order.
+        points: things that the first stage finds in images.
+        place: numbers that the second stage reads off the prefix, dm.
+        half_height_px: pixels of a 64 pixel square that a projected 1 is.
+        effort: factor on a recipe's steps.
     """
 
     name: str
@@ -44,7 +40,7 @@ class TrainingWorld:
     def fit(self, dims: Any) -> Any:
         """Return a recipe's dimensions with this world's cameras, state and actions."""
         own = {'cameras': len(self.cameras), 'action_dim': len(self.actions)}
-        # Of pi0.5 it is 0: its state is in the prompt.
+        # pi0.5 has 0: its state is in the prompt.
         if getattr(dims, 'state_dim', 0):
             own['state_dim'] = len(self.state)
         return replace(dims, **own)
@@ -56,13 +52,14 @@ class Batch:
 
     Attributes:
         pixels: (B, V, 3, 64, 64) float32 in [-1, 1].
-        tokens: (B, L) int64 and token_mask (B, L) bool, cut to the longest prompt of the batch; L
-            is 0 for a policy without language.
+        tokens: (B, L) int64, cut to the batch's longest prompt, and token_mask (B, L) bool; L
+            is 0 without language.
         actions: (B, H, A) float32 normalised.
         state: (B, S) float32 normalised.
-        pixel: (B, V, 2) float32, the named thing's centre in each image, as `project` gives it.
-        place: (B, P) float32, its place in decimetres.
-        goal: (B,) index of what was asked for.
+        pixel: (B, V, 2) float32, the named thing's centre in each image, as `project` gives
+            it.
+        place: (B, P) float32, its position in decimetres.
+        goal: (B,) index of the goal.
         frame: (B,) index into the data set.
     """
 
@@ -80,11 +77,7 @@ class Batch:
 class TrainingSamples(Protocol):
     """Batches of a world's demonstrations, and the statistics that the policy ships with.
 
-    Attributes:
-        world: the world.
-        statistics: `state.q01` and so on.
-        action_normalizer: of the actions.
-        episode: (F,) number of each frame's episode.
+    `episode`: (F,) number of each frame's episode.
     """
 
     world: TrainingWorld

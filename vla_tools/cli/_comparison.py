@@ -16,23 +16,13 @@ def compare_engines(
 ) -> tuple[Receipt, dict[str, Any]]:
     """Load and compare the engines in a folder.
 
-    Args:
-        bundle: bundle of the engines, its files compared with their SHA-256.
-        folder, metadata: folder and metadata of the engines, from `find_engines` or of what was
-            just built.
-        device: `cuda` or `cuda:N`.
-
-    Returns:
-        The receipt, and what is written of it.
-
-    Raises:
-        ValueError: the bundle has no recorded cases, or the engines cannot be loaded.
+    Returns the receipt, and what is written of it. `device`: `cuda` or `cuda:N`. Raises
+    ValueError: the bundle has no recorded cases, or the engines cannot be loaded.
     """
     from tqdm import tqdm
 
     from vla_convert.export.tensorrt.verification import compared_files, receipt_dict, verify_built
 
-    # disable=None: silent where the output is not a terminal.
     with tqdm(desc='verify', unit='case', leave=False, disable=None) as bar:
         receipt = verify_built(bundle, metadata, device=device, advance=bar.update)
     files = compared_files(folder, metadata.engines, bundle.spec.files)
@@ -42,7 +32,7 @@ def compare_engines(
 def show_receipt(receipt: Receipt) -> None:
     """Print a receipt: one line per tensor, and the chunk nearest its bound.
 
-    Each chunk has a bound of its own, so that the largest error is not always the worst one.
+    Each chunk has a bound of its own, so the largest error is not always the worst.
     """
     print(f'{receipt.precision} on {receipt.device}, {len(receipt.cases)} cases')
     wide = max([18, *(len(item.tensor) for item in receipt.tensors)])

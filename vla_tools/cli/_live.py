@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vla_tools.replay.rerun import ReplayedInference
     from vla_tools.replay.setup import Changes
 
-# Its number is one too high for those of its episode that come after it.
+# Later inferences of its episode then have another number.
 _UNANSWERED = 'the node gave no chunk for an inference of its episode before it'
 
 
@@ -23,13 +23,11 @@ class LiveResult:
     """Agreement of live, offline and recorded chunks.
 
     Attributes:
-        played: number of inferences that were played.
-        answered: number of them with a chunk of the same observation.
-        as_offline: number of them that are the offline chunk bit for bit.
-        as_recorded: number of them that are the recorded chunk bit for bit.
-        skipped: reason to number of inferences that could not be played.
-        first_difference: first of the others that is not the offline chunk; None: all are.
-        seconds: duration of the playing.
+        answered: inferences with a chunk of the same observation.
+        as_offline: those equal to the offline chunk bit for bit.
+        as_recorded: those equal to the recorded chunk bit for bit.
+        skipped: reason to number of inferences.
+        first_difference: first one unlike the offline chunk; None: all are equal.
     """
 
     def __init__(self) -> None:
@@ -71,13 +69,10 @@ def play_live(
     """Play a recording through a policy node.
 
     Args:
-        run: the recording.
-        changes: changes from it.
-        offline: episode, number and stamp to the inference as it was run offline.
-        rate: times as fast as recorded; 0: as fast as the node answers.
+        offline: by episode, number and stamp.
+        rate: multiple of the recorded speed; 0: as fast as the node answers.
 
-    Raises:
-        LivePlayError: the node did not start, or ended.
+    Raises LivePlayError: the node did not start, or ended.
     """
     from vla_runtime.nodes.player.live import LivePlayer
     from vla_tools.replay.live_steps import StandIn, live_steps
@@ -153,10 +148,7 @@ def _compare(
 def _options(
     run: RecordedRun, changes: Changes, folder: Path
 ) -> tuple[Any, float, dict[str, int], tuple[int, ...]]:
-    """Return the node's start options, the step time, and the ages of frames and states.
-
-    The node's robot file is written to the folder.
-    """
+    """Return the node's start options, the step time, and the ages of frames and states."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.nodes.player.steps import PolicyNodeOptions
     from vla_runtime.robot.file import as_played

@@ -12,11 +12,7 @@ from vla_runtime.processes.workers import Pool
 
 
 def add_ray_argument(parser: argparse.ArgumentParser, what: str) -> None:
-    """Declare `--ray`.
-
-    Args:
-        what: runs there, such as `recordings`.
-    """
+    """Declare `--ray`; `what` runs there, such as `recordings`."""
     parser.add_argument(
         '--ray',
         metavar='ADDRESS',
@@ -36,18 +32,9 @@ def ray_pool(
 ) -> Pool:
     """Return the cluster at an address as a pool.
 
-    Args:
-        address: address given with `--ray`.
-        option: option of the verb that limits processes.
-        processes: value of that option; None: not given.
-        inputs: files and folders that every machine must have.
-        packages: Python packages that every machine must have.
-        cpus: CPUs of one piece of work.
-        gpus: GPUs of one piece of work.
-
-    Raises:
-        ValueError: a limit of processes on a cluster that was there before.
-        ClusterError: Ray is missing.
+    `option`: the verb's option that limits processes; `inputs` and `packages`: what every machine
+    must have; `cpus` and `gpus`: of one piece of work. Raises ValueError: a limit of processes on
+    a cluster that was there before; ClusterError: Ray is missing.
     """
     if processes is not None and address != LOCAL:
         raise ValueError(

@@ -42,7 +42,7 @@ def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     lines.append(f'  {"at least, ms":24}{rows}  bound by')
     for phase, label in labels.items():
         times = ''.join(f'{_digits(of_rows[phase]["milliseconds"]):>10}' for of_rows in floors)
-        # Said once where one and two rows are bound by the same.
+        # Once where one and two rows have the same bound.
         bounds = dict.fromkeys(of_rows[phase]['bound'] for of_rows in floors)
         bound = ', then '.join(bounds)
         lines.append(f'  {label:24}{times}  {bound if tokens is None else _of_answer(bound)}')
@@ -65,7 +65,7 @@ def _predicted_lines(device: Mapping[str, Any], labels: Mapping[str, str]) -> Se
     lines = [f'  {"PyTorch predicted, ms":24}{"operators":>10}{"Triton":>10}  {how}']
     for phase, label in labels.items():
         first, *others = (one[phase] for one in predicted.values())
-        # A kernel or two in a phase that Triton's do not change say nothing.
+        # Differences of a kernel or two are noise.
         cells = [first, *(one if abs(one - first) > 0.01 * first else None for one in others)]
         lines.append(
             f'  {label:24}'

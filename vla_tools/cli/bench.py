@@ -56,7 +56,7 @@ _PACKAGES = (
     'numpy',
     'opencv-python-headless',
 )
-# Every time is kept until the end.
+# All times stay in memory.
 _MOST_REPEATS = 1_000_000
 
 
@@ -308,5 +308,4 @@ def _least(phase: str, floors: Mapping[str, Mapping[str, float]]) -> float | Non
 def _progress(rounds: range) -> Iterable[int]:
     from tqdm import tqdm
 
-    # disable=None: silent where the output is not a terminal.
     return tqdm(rounds, desc='measure', unit='round', disable=None)

@@ -269,7 +269,6 @@ class _Bar:
 
         if self._bar is None:
             self._outer = phase
-            # disable=None: silent where the output is not a terminal.
             self._bar = tqdm(total=total, desc=phase, leave=False, disable=None)
         elif phase == self._outer:
             self._bar.update(done - self._bar.n)

@@ -119,7 +119,7 @@ def _main(arguments: argparse.Namespace) -> None:
         teacher_identity,
     )
 
-    # Facts of the bundle first: the data set is the user's hours.
+    # The bundle first: reading the data set may take long.
     check_teacher(teacher.spec)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)

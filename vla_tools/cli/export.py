@@ -258,6 +258,5 @@ def _bar(task: str, total: int) -> Iterator[Callable[[int], object]]:
 
     files = task in ('quantise', 'verify')
     unit = {'unit': 'file'} if files else {'unit': 'B', 'unit_scale': True}
-    # disable=None: silent where the output is not a terminal.
     with tqdm(total=total, desc=task, disable=None, **unit) as bar:
         yield bar.update

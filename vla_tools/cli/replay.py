@@ -205,11 +205,7 @@ def _compared_nothing(result: Json) -> bool:
 
 
 def _check_together(arguments: argparse.Namespace, several: bool) -> None:
-    """Refuse options that do not go together, or would have no effect.
-
-    Raises:
-        ValueError: names them.
-    """
+    """Refuse options that do not go together, or would have no effect."""
     if arguments.live and (arguments.open_loop or several):
         raise ValueError(
             '--live plays one recording here: not several, no --open-loop, --ray or --out'
@@ -302,7 +298,6 @@ def _several(
     out: Path = arguments.out or Path('replay_results')
     make_folder(out, '--out')
     made = batch.run_batch(units, out, _pool(units, arguments))
-    # disable=None: silent where the output is not a terminal.
     bar = tqdm(made, total=len(units), desc='replay', unit='bag', leave=False, disable=None)
     results = [result for _, result in bar]
     batch.write_summary(out / batch.SUMMARY, results)
@@ -371,7 +366,6 @@ def _replay(path: Path, changes: Changes, arguments: argparse.Namespace) -> Repl
     summary = ReplaySummary(str(path), run.node)
     page = _page(len(run.inferences)) if arguments.page else None
     replay = Replay(run, changes)
-    # disable=None: silent where the output is not a terminal.
     bar = tqdm(
         replay.inferences(),
         total=len(run.inferences),
@@ -388,7 +382,7 @@ def _replay(path: Path, changes: Changes, arguments: argparse.Namespace) -> Repl
         if arguments.live and not isinstance(found, SkippedInference):
             recorded = found.recorded
             key = recorded.episode, recorded.number, recorded.stamp_ns
-            # Without its images, which are many.
+            # Without images, to save memory.
             offline[key] = replace(found, messages={})
     summary.finish(run, tuple(replay.differences), perf_counter() - begin_s)
     if page is not None:

@@ -147,9 +147,8 @@ def device_table() -> str:
 def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """All figures, as they go into the JSON.
 
-    Raises:
-        ValueError: no model or device, an unknown family, more views than the bundle has.
-        BundleError: the folder is no bundle.
+    Raises ValueError: no model or device, an unknown family, too many views; BundleError: no
+    bundle.
     """
     from vla_tools.performance.roofline import memory_need
 
@@ -196,14 +195,12 @@ class _Workload:
     """The policy whose inference is judged, and how it runs.
 
     Attributes:
-        counts: operations and bytes of the networks.
-        precision: precision of the large matrices, a key of `MATRIX_BYTES`.
-        views: cameras whose image has changed at a miss.
-        steps: denoise steps.
-        answer_tokens: most tokens of an answer; None for a head that does not write tokens.
-        rows: numbers of prompt rows that are loaded.
-        kernels: kernels that PyTorch launches, by what runs the expert's layers; empty where they
-            were not counted.
+        precision: of the large matrices, a key of `MATRIX_BYTES`.
+        views: cameras with a new image at a miss.
+        answer_tokens: most tokens of an answer; None for other heads.
+        rows: loaded numbers of prompt rows.
+        kernels: PyTorch's kernel launches by the implementation of the expert's layers; empty
+            where not counted.
     """
 
     counts: PolicyCounts
@@ -220,13 +217,7 @@ def _on_device(
     workload: _Workload,
     needs: Mapping[str, Mapping[int, MemoryNeed]],
 ) -> dict[str, Any]:
-    """Return what one device makes of the workload: builds, what fits, floors of every phase.
-
-    Args:
-        device: a row of the table.
-        workload: the policy to run there.
-        needs: memory by backend and rows.
-    """
+    """Return what one device makes of the workload: builds, what fits, floors of every phase."""
     from vla_tools.performance.roofline import fits, largest_engine_bytes
 
     precision = workload.precision
@@ -284,13 +275,7 @@ def _sizes(need: MemoryNeed) -> dict[str, int]:
 
 
 def _build_on(device: Device, largest: int) -> dict[str, Any]:
-    """Memory that building engines takes, in bytes: on the device, on the host beside it (not in
-    the tables), and in swap (None where swap does not help).
-
-    Args:
-        device: the device that builds them.
-        largest: bytes of the weights in the largest engine.
-    """
+    """Bytes of an engine build: device, host (not in the tables), swap (None: no help)."""
     from vla_convert.export.tensorrt.build import DEFAULT_WORKSPACE, MemoryEstimate
 
     build = MemoryEstimate.of(largest, DEFAULT_WORKSPACE)

@@ -96,7 +96,7 @@ def main(arguments: argparse.Namespace) -> int:
             'device': arguments.device,
             'date': datetime.now(timezone.utc).strftime('%Y-%m-%d'),
             **described,
-            # Those that were imported only now name their builds.
+            # Modules imported since name their builds.
             'versions': describe_machine()['versions'],
             'passed': passed,
             'steps': results(steps),

@@ -153,7 +153,6 @@ class _Progress:
     def __init__(self) -> None:
         from tqdm import tqdm
 
-        # disable=None: silent where the output is not a terminal.
         self._bar = tqdm(unit='frame', leave=False, disable=None)
 
     def over(self, frames: Iterable[DatasetFrame], left: int) -> Iterator[DatasetFrame]:

@@ -110,7 +110,7 @@ def _verify_onnx(path: Path, device: str) -> Compared:
     check_backend('onnxruntime', device)
     verify_files(bundle)
 
-    # All that can be refused has been, before PyTorch is imported.
+    # Everything is checked before PyTorch is imported.
     from tqdm import tqdm
 
     from vla_convert.export.onnx.verification import receipt_dict, verification_steps, verify_onnx

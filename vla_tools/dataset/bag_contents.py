@@ -1,7 +1,7 @@
 """All but the pixels of a bag: measured and commanded numbers, stamps of frames, and events.
 
-One pass over the bag. Topics are found in whatever namespace they were recorded. All times are of
-one clock (`BagClock`): events have the times of their recording on it.
+One pass over the bag, in whatever namespace it was recorded. All times, also the recording times
+of events, are of one clock (`BagClock`).
 """
 
 from __future__ import annotations
@@ -32,23 +32,16 @@ from vla_runtime.robot.schema import Robot, RobotCamera, RobotOutput, is_receive
 from vla_tools.dataset.bag_facts import COMMAND_KINDS, DIAGNOSTICS, TRAJECTORY, find_topics
 from vla_tools.dataset.layout import DatasetError
 
-# --------------------------------------------------------------------------------------------------
-# Time series of measured or commanded numbers, and the values in force at a given time.
+# --- Time series of measured or commanded numbers
 
-# Age of what is not there yet.
+# Age before the first row.
 NEVER_NS = np.iinfo(np.int64).max
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass
 class JointSeries:
-    """Rows of numbers over time.
-
-    Attributes:
-        names: names of the columns.
-        times_ns: times of the rows, rising.
-        rows: each of them one number a name.
-    """
+    """Rows of one number a name, at rising times."""
 
     names: tuple[str, ...]
     times_ns: list[int] = field(default_factory=list)
@@ -57,19 +50,15 @@ class JointSeries:
     def add(self, time_ns: int, row: list[float]) -> None:
         """Add a row; one that is not newer than the last, or not finite, is left out."""
         newer = not self.times_ns or time_ns > self.times_ns[-1]
-        # Neither NaN nor infinity, nor what float32 cannot hold.
+        # No NaN, infinity or float32 overflow.
         if newer and len(row) == len(self.names) and all(abs(value) < _LARGEST for value in row):
             self.times_ns.append(time_ns)
             self.rows.append(row)
 
     def at(self, times_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the newest rows at or before these times.
+        """Return the newest rows at or before these times, (n,) int64.
 
-        Args:
-            times_ns: (n,) int64.
-
-        Returns:
-            rows (n, names) float32, and their ages (n,) int64, ns; `NEVER_NS` before the first.
+        Rows are (n, names) float32, their ages (n,) int64 ns; `NEVER_NS` before the first.
         """
         values = np.array(self.rows, dtype=np.float32).reshape(-1, len(self.names))
         index, ages = newest(np.array(self.times_ns, dtype=np.int64), times_ns)
@@ -79,14 +68,9 @@ class JointSeries:
 
 
 def newest(known_ns: np.ndarray, times_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index of the newest known time at or before each time, and its age.
+    """Return index (n,) and age (n,) int64 of the newest known time at or before each time.
 
-    Args:
-        known_ns: (k,) int64, rising.
-        times_ns: (n,) int64.
-
-    Returns:
-        indices (n,), 0 where there is none, and ages (n,) int64, `NEVER_NS` where there is none.
+    `known_ns` (k,) int64 rises. Where there is none, the index is 0 and the age `NEVER_NS`.
     """
     after = np.searchsorted(known_ns, times_ns, side='right')
     index = np.maximum(after - 1, 0)
@@ -96,18 +80,12 @@ def newest(known_ns: np.ndarray, times_ns: np.ndarray) -> tuple[np.ndarray, np.n
     return index, ages
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Event:
-    """Begin or end of an episode.
+    """Begin or end of an episode, on the bag's clock.
 
-    Attributes:
-        time_ns: time on the bag's clock.
-        kind: `instruction`, `episode` (of the executor) or `verdict`.
-        text: the instruction.
-        success: the verdict.
+    `kind` is `instruction`, `episode` (of the executor) or `verdict`; `text` is the instruction,
+    `success` the verdict.
     """
 
     time_ns: int
@@ -121,15 +99,11 @@ class BagContents:
     """Contents of a bag, pixels left out.
 
     Attributes:
-        reader: reader of the bag.
-        clock: clock of all times.
-        states: one a joint of the robot file, in its order.
-        actions: one an output of the robot file that is in the bag.
-        missing_outputs: topics of those that are not.
-        camera_topics: camera to its topic.
-        cameras: camera to what the robot file says of it.
+        states: by joint, in the robot file's order.
+        actions: by recorded output of the robot file.
+        missing_outputs: topics of the outputs not recorded.
         frames: camera to the times of its frames, (n,) int64, rising.
-        events: events in the order of time.
+        events: rising in time.
     """
 
     reader: BagReader
@@ -146,17 +120,11 @@ class BagContents:
 def read_contents(reader: BagReader, robot: Robot, namespace: str | None = None) -> BagContents:
     """Read a bag.
 
-    Args:
-        namespace: namespace of the robot in the bag; None: the only one that has its topics.
-
-    Raises:
-        MissingTopicError: a topic of the robot file is not in it.
-        NamespaceError: several robots are in it.
-        ClockError: its messages cannot be put in order.
-        DatasetError: a joint of the robot file is never in its topic.
+    Raises MissingTopicError: a topic of the robot file is missing; NamespaceError: several robots;
+    ClockError: messages cannot be ordered; DatasetError: a joint is never in its topic.
+    `namespace`: of the robot in the bag; None: the only one.
     """
     collector = _EpisodeCollector(reader, robot, namespace)
-    # disable=None: silent where the output is not a terminal.
     for raw in tqdm(
         reader.messages(collector.wants), f'read {reader.path.name}', disable=None, leave=False
     ):

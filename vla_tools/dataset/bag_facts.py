@@ -1,6 +1,6 @@
-"""What decides whether a bag can become a data set, found before its messages are read.
+"""Facts that decide whether a bag can become a data set, found before its messages are read.
 
-A quick pass over the bag makes texts and one chunk of it, and no other message.
+A quick pass decodes texts and one chunk, and no other message.
 """
 
 from __future__ import annotations
@@ -54,14 +54,9 @@ COMMAND_KINDS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class RobotTopics:
-    """Topics of a robot file in a bag.
+    """Topics of a robot file in a bag, by camera and joint.
 
-    Attributes:
-        namespace: namespace of the robot there.
-        cameras: camera to its topic.
-        joints: joint to its topic.
-        outputs: topic of the robot file to the bag's, of the commands that are in it.
-        instructions: topic of the instructions; None without one.
+    `outputs`: the robot file's command topics to the bag's; `instructions`: None without one.
     """
 
     namespace: Namespace
@@ -75,13 +70,9 @@ class RobotTopics:
 class BagFacts:
     """Facts of one bag.
 
-    Attributes:
-        robot: the robot file.
-        missing_outputs: topics of its commands that are not in the bag.
-        has_words: an instruction is in it.
-        instructions: topic of the instructions; None without one.
-        needs_words: False where the policy that was recorded reads no instruction.
-        step_time_s: step time of the policy, seconds; None where nothing tells it.
+    `missing_outputs`: command topics that are not recorded; `instructions`: their topic, None
+    without one; `needs_words`: False where the recorded policy reads no instruction;
+    `step_time_s`: of the policy, None where unknown.
     """
 
     robot: Robot
@@ -97,13 +88,8 @@ def find_topics(
 ) -> RobotTopics:
     """Find a robot file's topics among those of a bag.
 
-    Args:
-        kinds: topic of the bag to its type.
-        namespace: namespace of the robot; None: the only one that has its topics.
-
-    Raises:
-        MissingTopicError: a camera's or joint's topic is not there.
-        NamespaceError: several robots are in it.
+    `kinds`: topic to type; `namespace` None: the only one that has the topics. Raises
+    MissingTopicError: a camera's or joint's topic is missing; NamespaceError: several robots.
     """
     images = {camera.name: camera_topics(camera.topic) for camera in robot.cameras}
     found = robot_namespace(
@@ -144,13 +130,8 @@ def find_topics(
 def read_facts(reader: BagReader, robot: Robot | None, namespace: str | None) -> BagFacts:
     """Look at a bag.
 
-    Args:
-        robot: the robot file; None: the one that the policy node describes.
-        namespace: as of `find_topics`.
-
-    Raises:
-        DatasetError: nothing says which robot it is.
-        ValueError: as `find_topics` and `find_description`.
+    `robot` None: the one that the policy node describes. Raises DatasetError: nothing says which
+    robot it is; ValueError: as `find_topics` and `find_description`.
     """
     kinds: dict[str, str] = {}
     chunks: dict[str, Any] = {}
@@ -164,7 +145,6 @@ def read_facts(reader: BagReader, robot: Robot | None, namespace: str | None) ->
         is_said = topic not in said and any(is_topic(topic, name) for name in INSTRUCTIONS)
         return kind == STRING and (is_said or is_description(topic))
 
-    # disable=None: silent where the output is not a terminal.
     for raw in tqdm(
         reader.messages(wanted), f'look at {reader.path.name}', disable=None, leave=False
     ):

@@ -24,13 +24,10 @@ _PNG_COMPRESSION = 3
 class BagFrames:
     """Gives the frames of a bag's episodes in their order.
 
-    Args:
-        episodes: all that will be asked for.
-
     Attributes:
-        damaged: frames that could not be decoded; the one before was taken.
-        faults: camera to the first of them, in words for a person.
-        repeated: frames that a camera had shown before.
+        damaged: undecodable frames, replaced by the one before.
+        faults: camera to its first fault, for a person.
+        repeated: frames that were shown before.
     """
 
     def __init__(self, contents: BagContents, episodes: Sequence[PlannedEpisode]) -> None:
@@ -78,13 +75,7 @@ class BagFrames:
 
 
 def encode(message: Any, camera: RobotCamera) -> EncodedImage:
-    """Encode an image message without loss.
-
-    What came as JPEG or PNG is kept as it is.
-
-    Raises:
-        ImageError: it cannot be decoded.
-    """
+    """Encode an image message without loss; JPEG and PNG are kept. ImageError: not decodable."""
     pixels = to_rgb(message, encoding=camera.encoding)
     if hasattr(message, 'format'):
         data = bytes(message.data)

@@ -27,7 +27,7 @@ from vla_tools.dataset.layout import (
 )
 from vla_tools.dataset.writer import DatasetWriter, dataset_folder
 
-# Shows progress over frames, of which there are so many; gives them on.
+# Yields the frames with progress, given their number.
 Progress = Callable[[Iterable[DatasetFrame], int], Iterable[DatasetFrame]]
 _WHOLE_RATE = 0.01
 
@@ -37,14 +37,14 @@ class DatasetOptions:
     """Options of a conversion.
 
     Attributes:
-        robot: the robot file; None: the recorded one.
-        namespace: namespace of the robot in bags of several; None: the only one.
-        only: `judged` or `success`: episodes that were judged, or judged a success; None: all.
-        fps: frames a second; None: the policy's steps a second.
-        task: task of every episode; None: the recorded instructions.
-        measured_actions: actions are the positions measured at the next frame.
-        frame_age_s: a camera's frame may be so old.
-        shortest_s: episodes shorter than this are left out.
+        robot: None: the recorded one.
+        namespace: in bags of several; None: the only one.
+        only: `judged` or `success`: only such episodes; None: all.
+        fps: None: the policy's rate.
+        task: of every episode; None: the recorded instructions.
+        measured_actions: actions are positions measured at the next frame.
+        frame_age_s: largest age of a camera's frame.
+        shortest_s: shorter episodes are left out.
     """
 
     robot: Robot | None = None
@@ -62,20 +62,15 @@ class Result:
     """Outcome of a conversion.
 
     Attributes:
-        layout: layout of every frame.
-        episodes: number of them.
-        frames: number of them.
-        tasks: tasks of the episodes.
-        verdicts: verdicts on the episodes; None where nobody judged.
-        too_short: episodes that were left out.
-        others: likewise, for their verdict.
-        repeated: camera frames that were shown before.
-        damaged: camera frames that could not be decoded.
-        faults: the first of them of each camera, in words for a person.
-        times: way in which messages got their times, where that is not by their stamps; and in how
-            many bags.
-        problems: parts of the bags that could not be read.
-        left_out: bags that could not be used at all, with the reason.
+        verdicts: by episode; None where nobody judged.
+        too_short: episodes left out for their length.
+        others: episodes left out for their verdict.
+        repeated: camera frames shown before.
+        damaged: undecodable camera frames.
+        faults: first fault of each camera, for a person.
+        times: source of message times other than stamps, to number of bags.
+        problems: unreadable parts of the bags.
+        left_out: unusable bags, with the reason.
     """
 
     layout: Layout
@@ -148,17 +143,9 @@ def convert(
     force: bool = False,
     progress: Progress = lambda frames, _: frames,
 ) -> Result:
-    """Write a data set of the episodes of bags.
+    """Write a data set of the bags' episodes, in the order of `paths`; complete or not at all.
 
-    Args:
-        paths: recordings, in the order of their episodes.
-        out: folder of the data set; appears complete or not at all.
-        options: options of the data set.
-        force: replace the data set that is there.
-        progress: shows progress.
-
-    Raises:
-        ValueError: something is missing in a bag, or the folder cannot be written.
+    Raises ValueError: something is missing in a bag, or the folder cannot be written.
     """
     bags: list[_Bag] = []
     left_out: list[str] = []
@@ -186,11 +173,7 @@ def convert(
 def _read(
     path: Path, options: DatasetOptions, fps_before: int | None
 ) -> tuple[BagContents, Robot, Grid]:
-    """Read one bag, after a quick look that finds what would refuse it.
-
-    Raises:
-        ValueError: it cannot be used; says what is damaged.
-    """
+    """Read one bag, after a quick look that finds what would refuse it."""
     reader = BagReader(path)
     try:
         facts = read_facts(reader, options.robot, options.namespace)

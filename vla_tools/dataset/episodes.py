@@ -1,8 +1,8 @@
 """Split a bag into episodes, and choose the bag's data for each of their frames.
 
-An episode begins with an instruction, or with an episode of the executor, and ends with the next of
-these, with a verdict, or with the bag. Where a source is missing for too long it is cut in two. Its
-frames lie on an even grid; each takes from every source the newest that was there.
+An episode begins with an instruction or an executor's episode, and ends with the next of these, a
+verdict or the bag. It is cut in two where a source is missing for too long. Frames lie on an even
+grid; each takes the newest data of every source.
 """
 
 from __future__ import annotations
@@ -20,14 +20,9 @@ _MOST_AGE_NS = 500_000_000
 
 @dataclass(frozen=True)
 class Grid:
-    """Rate and limits of the frames taken from a bag.
+    """Rate and limits of the frames taken from a bag, as in `DatasetOptions`.
 
-    Attributes:
-        fps: frames a second.
-        frame_age_ns: a camera's frame may be so old.
-        shortest_s: episodes shorter than this are left out.
-        measured_actions: actions are the positions measured at the next frame.
-        task: task of every episode, empty for a policy without language; None: as the bag says.
+    `task` is empty for a policy without language; None: as the bag says.
     """
 
     fps: int
@@ -39,15 +34,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class PlannedEpisode:
-    """An episode before its pixels are read.
+    """An episode of n frames before its pixels are read.
 
-    Attributes:
-        task: task in plain words.
-        success: None where nobody judged.
-        times_ns: (n,) of its frames.
-        stamps_ns: camera to the stamps (n,) of its frames.
-        state: (n, joints) float32.
-        action: (n, columns) float32.
+    `success` is None where nobody judged; `times_ns` (n,); `stamps_ns`: camera to (n,); `state`
+    (n, joints) and `action` (n, columns) float32.
     """
 
     task: str
@@ -64,7 +54,7 @@ def plan_episodes(contents: BagContents, grid: Grid) -> tuple[list[PlannedEpisod
     for begin_ns, end_ns, task, success in _spans(contents, grid.task):
         runs = list(_runs(contents, grid, begin_ns, end_ns))
         for number, run in enumerate(runs):
-            # Whatever was judged is what came last.
+            # The verdict is on the last run.
             verdict = success if number == len(runs) - 1 else None
             if len(run) / grid.fps < grid.shortest_s or len(run) < 2:
                 short += 1
@@ -86,7 +76,7 @@ def _spans(
             yield open_since, min(event.time_ns, end_ns), task, event.success
         if event.kind == 'instruction' and given_task is None:
             task = event.text or None
-        # After a verdict nothing is tried until something begins anew.
+        # After a verdict no attempt is open until the next begins.
         open_since = None if event.kind == 'verdict' else max(event.time_ns, begin_ns)
 
 
@@ -116,7 +106,7 @@ def _runs(contents: BagContents, grid: Grid, begin_ns: int, end_ns: int) -> Iter
 
 
 def _stretches(times_ns: Sequence[int], begin_ns: int, end_ns: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each stretch measured without a gap, within these bounds.
+    """Yield begin and end of each stretch without a gap, within these bounds.
 
     One damaged stamp may be years away: no grid goes over such a gap.
     """
@@ -142,7 +132,7 @@ def _episode(
 ) -> PlannedEpisode:
     state = _columns(contents.states, times)
     if grid.measured_actions:
-        # What the robot did next; the last frame has no next one.
+        # The next measured positions; the last frame has none.
         times, action, state = times[:-1], state[1:], state[:-1]
     else:
         action = _columns(contents.actions, times)

@@ -1,7 +1,4 @@
-"""Features of a data set's frames, and paths of its files in LeRobot's format v3.
-
-Names and fields are those of `lerobot.datasets`, `CODEBASE_VERSION` v3.0.
-"""
+"""Features and file paths of a data set in LeRobot's format (`CODEBASE_VERSION` v3.0)."""
 
 from __future__ import annotations
 
@@ -11,26 +8,19 @@ from typing import Any
 
 import numpy as np
 
-# --------------------------------------------------------------------------------------------------
-# Error of a data set export.
+# --- Errors
 
 
 class DatasetError(ValueError):
     """A data set that cannot be made; the message names the bag or folder and what mends it."""
 
 
-# --------------------------------------------------------------------------------------------------
-# Frames and episodes of a data set, on their way from a bag to its files.
+# --- Frames and episodes
 
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """A camera's frame.
-
-    Attributes:
-        data: PNG or JPEG.
-        pixels: (height, width, 3) uint8, RGB.
-    """
+    """A camera's frame: PNG or JPEG data, and pixels (height, width, 3) uint8, RGB."""
 
     data: bytes
     pixels: np.ndarray
@@ -38,13 +28,7 @@ class EncodedImage:
 
 @dataclass(frozen=True)
 class DatasetFrame:
-    """One frame of an episode.
-
-    Attributes:
-        images: camera to its frame.
-        state: (state,) float32.
-        action: (action,) float32.
-    """
+    """One frame of an episode; state (state,) and action (action,) are float32."""
 
     images: Mapping[str, EncodedImage]
     state: np.ndarray
@@ -53,15 +37,7 @@ class DatasetFrame:
 
 @dataclass(frozen=True)
 class EpisodeFacts:
-    """Task, length and verdict of an episode.
-
-    Attributes:
-        task: task in plain words.
-        frames: number of them.
-        success: None where nobody judged.
-        source: path of the recording.
-        start_ns: ROS time of the first frame.
-    """
+    """Facts of an episode; `success` is None if unjudged; `start_ns`: ROS time of frame 0."""
 
     task: str
     frames: int
@@ -69,8 +45,6 @@ class EpisodeFacts:
     source: str
     start_ns: int
 
-
-# --------------------------------------------------------------------------------------------------
 
 VERSION = 'v3.0'
 # Frames a second; a damaged chunk may ask for any number.
@@ -83,7 +57,7 @@ INFO, STATISTICS, TASKS = 'meta/info.json', 'meta/stats.json', 'meta/tasks.parqu
 EPISODES = 'meta/episodes/chunk-000/file-000.parquet'
 DATA = 'data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet'
 STATE, ACTION, SUCCESS = 'observation.state', 'action', 'next.success'
-# Of every frame: its column's type.
+# Index columns and their types.
 INDICES = {
     'timestamp': 'float32',
     'frame_index': 'int64',
@@ -103,13 +77,9 @@ class Layout:
     """Content of every frame; all bags of a data set have the same.
 
     Attributes:
-        robot: name of the robot.
-        fps: frames a second.
-        cameras: camera to the (height, width) of its frames.
-        state: names of the measured numbers.
-        action: names of the commanded numbers.
-        units: joint of the robot file to its unit, and whether it is continuous.
-        judged: every episode was judged, so each frame says whether it ends in success.
+        cameras: camera to (height, width).
+        units: joint to its unit, and whether it is continuous.
+        judged: all episodes were, so each frame says whether it ends in success.
     """
 
     robot: str

@@ -30,20 +30,13 @@ if TYPE_CHECKING:
     from av import VideoFrame
     from av.container import InputContainer
 
-# --------------------------------------------------------------------------------------------------
-# Frames of a video at some times, each decoded from the key frame before it.
+# --- Frames of a video at given times
 
 
 def read_frames(path: Path, times_s: Sequence[float], tolerance_s: float) -> Iterator[np.ndarray]:
-    """Yield the frame (height, width, 3) uint8, RGB, that is nearest to each time.
+    """Yield the frame (height, width, 3) uint8, RGB, nearest to each time (s, rising).
 
-    Args:
-        path: the video.
-        times_s: seconds from its first frame, rising.
-        tolerance_s: largest distance of a frame from its time.
-
-    Raises:
-        DatasetError: the video cannot be read, or has no frame at one of the times.
+    Raises DatasetError: unreadable, or no frame within `tolerance_s` of a time.
     """
     import av
 
@@ -71,7 +64,7 @@ def _frames(
     packets = container.demux(stream)
     keys = sorted(one.pts for one in packets if one.is_keyframe and one.pts is not None)
     decoded: Iterator[VideoFrame] = iter(())
-    # The last two that were decoded.
+    # The last two decoded frames.
     before: VideoFrame | None = None
     ahead: VideoFrame | None = None
     for time_s in times_s:
@@ -96,8 +89,6 @@ def _pts(frame: VideoFrame) -> int:
     return frame.pts or 0
 
 
-# --------------------------------------------------------------------------------------------------
-
 # openpi's converters have the second.
 _STATES = (STATE, 'state')
 _OF_VIDEOS = ('episode_index', 'timestamp')
@@ -105,14 +96,7 @@ _OF_VIDEOS = ('episode_index', 'timestamp')
 
 @dataclass(frozen=True)
 class StoredObservation:
-    """An observation whose images are still encoded.
-
-    Attributes:
-        images: camera to the PNG or JPEG.
-        state: (state,) float32, in the bundle's order.
-        task: the instruction.
-        file: where it is stored, for messages.
-    """
+    """An observation with PNG or JPEG images; state (state,) float32 in the bundle's order."""
 
     images: Mapping[str, bytes]
     state: np.ndarray
@@ -138,18 +122,10 @@ class StoredObservation:
 def read_observations(
     folder: Path, spec: BundleSpec, count: int, seed: int = 0
 ) -> list[StoredObservation]:
-    """Draw frames of a data set, all of them where it has fewer, with a progress bar.
+    """Draw up to `count` frames of a data set, with a progress bar.
 
-    Args:
-        folder: data set whose cameras and state have the bundle's names, or those that the bundle's
-            `rename_map` makes of them.
-        spec: the bundle's.
-        count: most frames.
-        seed: of the draw.
-
-    Raises:
-        DatasetError: no data set of version 2 or 3, or a camera or a state that is missing; names
-            it.
+    The data set has the bundle's camera and state names, or those that `rename_map` maps. Raises
+    DatasetError: no version 2 or 3, or a camera or state is missing.
     """
     data = StoredDataset(folder)
     state, order = _state_order(data, spec)
@@ -164,7 +140,6 @@ def read_observations(
     videos = [key for key in cameras.values() if key not in images]
     columns = [state, 'task_index', *images, *(_OF_VIDEOS if videos else ())]
     frames: list[tuple[Path, dict[str, Any]]] = []
-    # disable=None: silent where the output is not a terminal.
     with tqdm(total=len(drawn) * len(cameras), desc='read', unit='image', disable=None) as bar:
         for number, file in enumerate(data.tables):
             mine = drawn[(drawn >= rows[number]) & (drawn < rows[number + 1])] - rows[number]
@@ -215,7 +190,7 @@ def _state_order(data: StoredDataset, spec: BundleSpec) -> tuple[str, list[int]]
 
 def _camera_features(data: StoredDataset, spec: BundleSpec) -> dict[str, str]:
     """Return the feature of each camera of the policy."""
-    # As in training, what was renamed takes the place of what has the name already.
+    # As in training, a renamed feature replaces one that has the name already.
     keys = sorted(data.features, key=lambda key: key in spec.rename_map)
     known = {plain_camera_name(camera_name(_ours(key, spec))): key for key in keys}
     found = {}
@@ -253,7 +228,7 @@ def _task(data: StoredDataset, spec: BundleSpec, file: Path, row: Mapping[str, A
 def _fill_from_videos(
     data: StoredDataset, key: str, frames: Sequence[tuple[Path, dict[str, Any]]], bar: tqdm[Any]
 ) -> None:
-    """Put a camera's frames into their rows, as PNG: they are looked at again and again."""
+    """Put a camera's frames into their rows, as PNG: they are read many times."""
     wanted: dict[Path, list[tuple[float, dict[str, Any]]]] = defaultdict(list)
     for file, row in frames:
         with named(file):

@@ -27,13 +27,10 @@ class StoredDataset:
     """A data set's folder.
 
     Attributes:
-        folder: the folder.
-        features: `features` of info.json, each a mapping.
-        fps: frames a second.
-        tables: files of its frames, in order.
+        features: `features` of info.json.
+        tables: files of frames, in order.
 
-    Raises:
-        DatasetError: no data set of version 2 or 3; names what is missing.
+    Raises DatasetError: no data set of version 2 or 3; names what is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -158,7 +155,6 @@ def named(file: Path) -> Iterator[None]:
     except DatasetError:
         raise
     except UnreadableFileError as error:
-        # The reason says what to do.
         raise DatasetError(f'{file}: {error}') from None
     except FileNotFoundError:
         raise DatasetError(f'{file}: is missing; {ANEW}') from None

@@ -11,11 +11,8 @@ import pyarrow as pa
 
 from vla_tools.dataset.layout import ACTION, STATE, SUCCESS, DatasetFrame, Layout, image_key
 
-# --------------------------------------------------------------------------------------------------
-# Statistics of a data set as LeRobot writes them: exact, over all frames of vectors.
-#
-# Pixels are counted in a histogram of their 256 values, of at most about a hundred frames an
-# episode, so that nothing of them is kept.
+# --- Statistics as LeRobot writes them: exact, over all frames of vectors; of pixels a histogram of
+# about a hundred frames an episode.
 
 QUANTILES = {'q01': 0.01, 'q10': 0.1, 'q50': 0.5, 'q90': 0.9, 'q99': 0.99}
 _SAMPLED_FRAMES = 100
@@ -27,13 +24,9 @@ Statistics = dict[str, np.ndarray]
 
 
 def vector_statistics(values: np.ndarray) -> Statistics:
-    """Return statistics over the rows.
+    """Return statistics over the rows of (n, columns), n at least 1.
 
-    Args:
-        values: (n, columns), n at least 1.
-
-    Returns:
-        `min`, `max`, `mean`, `std` and quantiles, (columns,) float64; `count` (1,) int64.
+    `min`, `max`, `mean`, `std` and quantiles are (columns,) float64; `count` is (1,) int64.
     """
     values = np.asarray(values, dtype=np.float64)
     found = {
@@ -86,9 +79,6 @@ class PixelStatistics:
             found[name] = _LEVELS[np.minimum((below < q - 1e-12).sum(axis=1), 255)]
         shaped = {name: values.reshape(3, 1, 1) for name, values in found.items()}
         return shaped | {'count': np.array([self.frames])}
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def frame_schema(layout: Layout) -> pa.Schema:
@@ -162,7 +152,7 @@ def episode_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
             named |= {f'stats/{feature}/{name}': value for name, value in found.items()}
         flat.append(named)
     columns = {name: pa.array([row[name] for row in flat]) for name in flat[0]}
-    # Of nothing but None it has no type by itself.
+    # All None would have no type.
     columns['success'] = columns['success'].cast(pa.bool_())
     return pa.table(columns)
 
@@ -200,11 +190,7 @@ def index_statistics(
 ) -> dict[str, Statistics]:
     """Return statistics of the index columns.
 
-    Args:
-        lengths: frames of the episodes.
-        tasks: task number of each.
-        first_index: index of its first frame in the data set.
-        fps: frames a second.
+    `lengths`: frames of the episodes; `first_index`: of the first frame in the data set.
     """
     within = np.concatenate([np.arange(length) for length in lengths])
     columns = {

@@ -1,7 +1,6 @@
 """Writes a data set of LeRobot's format v3, with the cameras' frames in the Parquet files.
 
-Frames are stored as PNG, or as the JPEG that a camera sent: nothing is lost, and no video encoder
-is needed. The folder appears under its name complete, or not at all.
+Frames stay PNG, or a camera's JPEG: nothing is lost, and no video encoder is needed.
 """
 
 from __future__ import annotations
@@ -52,10 +51,9 @@ _GROUP_BYTES = 64 << 20
 
 @contextmanager
 def dataset_folder(path: Path, *, force: bool) -> Iterator[Path]:
-    """Give a folder to write into that takes its place when the block ends without an error.
+    """Give a folder that replaces `path` when the block ends without an error.
 
-    Raises:
-        DatasetError: there is something, and it is not to be replaced; or no room to write.
+    Raises DatasetError: not to be replaced, or no room.
     """
     path = path.resolve()
     check_replaceable(path, force)
@@ -67,11 +65,7 @@ def dataset_folder(path: Path, *, force: bool) -> Iterator[Path]:
 
 
 def check_replaceable(path: Path, force: bool) -> None:
-    """Refuse to write where something lies.
-
-    Raises:
-        DatasetError: no data set, or one that is not to be replaced.
-    """
+    """Refuse to replace anything but a data set, and that only with `force` (DatasetError)."""
     if not path.exists() or not any(_inside(path)):
         return
     if not (path / INFO).is_file():
@@ -85,16 +79,7 @@ def _inside(path: Path) -> Iterable[Path]:
 
 
 class DatasetWriter:
-    """Writes a data set, one episode at a time.
-
-    Args:
-        folder: empty.
-        layout: layout of every frame.
-
-    Attributes:
-        episodes: written so far.
-        frames: written so far.
-    """
+    """Writes a data set into an empty folder, one episode at a time."""
 
     def __init__(self, folder: Path, layout: Layout) -> None:
         self.episodes = self.frames = 0
@@ -108,10 +93,9 @@ class DatasetWriter:
         self._parquet: pq.ParquetWriter | None = None
 
     def write(self, facts: EpisodeFacts, frames: Iterable[DatasetFrame]) -> None:
-        """Write one episode; if it has fewer frames than `facts` says, their actual number is kept.
+        """Write one episode; its actual frame count is kept where it is lower than `facts` says.
 
-        Raises:
-            DatasetError: a frame's image is not of the size that the layout says.
+        Raises DatasetError: an image of another size than the layout's.
         """
         task = self._tasks.setdefault(facts.task, len(self._tasks))
         where = self._next_file()
@@ -137,11 +121,7 @@ class DatasetWriter:
         self._remember(replace(facts, frames=count), where, vectors, pixels)
 
     def finish(self) -> None:
-        """Write the files that need all episodes.
-
-        Raises:
-            DatasetError: there is none.
-        """
+        """Write the files that need all episodes; DatasetError: there is none."""
         if self._parquet is not None:
             self._parquet.close()
         if not self.episodes:

@@ -28,16 +28,9 @@ def write_student(
     made: Mapping[str, Any],
     force: bool = False,
 ) -> None:
-    """Write the student's bundle: the teacher's, with another expert.
+    """Write the teacher's bundle with the student's expert, without ONNX files and engines.
 
-    ONNX files and engines are not carried over: export and build them anew.
-
-    Args:
-        target: folder of the new bundle; replaced with `force`.
-        teacher: its bundle.
-        distillation: the finished run.
-        made: facts of the run, for verification.json.
-        force: replace what is there.
+    `made`: facts of the run, for verification.json.
     """
     settings, spec = distillation.settings, teacher.spec
     kept = [STATISTICS_FILE] if spec.tokenizer is None else [STATISTICS_FILE, spec.tokenizer]
@@ -50,7 +43,7 @@ def write_student(
             weights = {}
             for name in file.keys():  # noqa: SIM118 - it is no mapping
                 before = file.get_tensor(name)
-                # What was not distilled keeps its bytes.
+                # Other tensors keep their bytes.
                 learned = name in changed
                 weights[name] = state[name].to('cpu', before.dtype) if learned else before
         (folder / WEIGHTS_FILE).write_bytes(save({n: t.contiguous() for n, t in weights.items()}))

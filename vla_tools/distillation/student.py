@@ -1,12 +1,11 @@
 """Distil a flow policy to a few steps: the action expert alone, resumable.
 
-From a noise x at time 1 the teacher's own Euler steps lead to a chunk. The student learns
-velocities that point at that chunk from wherever its own few steps come by: u(x, t) = (x - chunk) /
-t, at the times of its steps alone (one-step rectified flow, arXiv 2309.06380, with the student's
-own intermediate points as in DAgger). So one step jumps to the chunk, and a second one corrects the
-first. Vision and prefix stay the teacher's, bit for bit: they run without gradients.
+The teacher's Euler steps lead from noise x at time 1 to a chunk. The student learns the velocities
+u(x, t) = (x - chunk) / t at its own steps' times and points (one-step rectified flow, arXiv
+2309.06380; own points as in DAgger): one step jumps to the chunk, a second corrects the first.
+Vision and prefix stay the teacher's, bit for bit.
 
-A step is a function of (seed, step), so a run that was cut off ends as if it had not been.
+A step is a function of (seed, step), so an interrupted run ends as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -40,23 +39,15 @@ from vla_runtime.inference.sampling import chunk_noise
 from vla_runtime.types import Advantage
 from vla_tools.dataset.observations import StoredObservation
 
-# --------------------------------------------------------------------------------------------------
-# Read a training's checkpoint: whole, or an error that names the file and what mends it.
+# --- Checkpoints
 
 
 def read_checkpoint(
     path: Path, kinds: Mapping[str, type], device: torch.device | str
 ) -> dict[str, Any]:
-    """Read a checkpoint's fields.
+    """Read the fields of a `torch.save` file.
 
-    Args:
-        path: file that `torch.save` wrote.
-        kinds: type of each field.
-        device: device of the tensors.
-
-    Raises:
-        ValueError: the file is cut short or changed, or a field is missing or of another type.
-        OSError: it cannot be read.
+    Raises ValueError: cut short, changed, or a field missing or of another type; OSError.
     """
     try:
         state = torch.load(path, map_location=device, weights_only=True)
@@ -74,11 +65,7 @@ def read_checkpoint(
 
 
 def load_parts(path: Path, state: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-    """Load networks and optimisers from the fields of their names.
-
-    Raises:
-        ValueError: a field is of another network.
-    """
+    """Load networks and optimisers by field name; ValueError: of another network."""
     for name, part in parts.items():
         try:
             part.load_state_dict(state[name])
@@ -93,12 +80,10 @@ def _damaged(path: Path, field: str, what: object) -> ValueError:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-
 _CHECKPOINT_EVERY = 100
 _WARM_UP = 20
 _HELD_OUT = 32
-# Of a checkpoint.
+# Fields of a checkpoint.
 _FIELDS = {
     'settings': dict,
     'step': int,
@@ -107,7 +92,7 @@ _FIELDS = {
     'optimizer': dict,
     'history': list,
 }
-# As in training: a share of prompts without a tag, the rest mostly as it is served.
+# As in training: some prompts without a tag, the rest mostly as in serving.
 _ADVANTAGES: tuple[Advantage | None, ...] = ('positive', 'positive', 'negative', None)
 
 
@@ -115,18 +100,15 @@ _ADVANTAGES: tuple[Advantage | None, ...] = ('positive', 'positive', 'negative',
 class DistillationSettings:
     """Settings of a distillation; with the data they fix the result on one machine.
 
+    `teacher` and `data` are identities (`data_identity`).
+
     Attributes:
-        steps: numbers of Euler steps that the student learns, ascending.
+        steps: Euler steps that the student learns, ascending.
         teacher_steps: Euler steps of the teacher.
-        updates: optimiser steps.
-        batch: observations of an update.
-        draws: noises of an observation.
-        learning_rate: peak; a short warm-up, then a cosine to a hundredth.
-        average: memory of the exponential moving average that becomes the student.
-        seed: seed of the order and of the noise.
-        teacher: identity of the teacher's bundle.
-        data: identity of the data set, see `data_identity`.
-        frames: number of its frames that were drawn.
+        batch: observations an update.
+        draws: noises an observation.
+        learning_rate: peak after a short warm-up; a cosine then leads to a hundredth.
+        average: decay of the exponential moving average that becomes the student.
     """
 
     steps: tuple[int, ...]
@@ -151,11 +133,7 @@ class _Encoded:
 
 
 def check_teacher(spec: BundleSpec) -> None:
-    """Check that a policy can be distilled.
-
-    Raises:
-        ValueError: a head without a flow, a flow of several looks a step, or of several frames.
-    """
+    """Refuse heads without a flow, with many observations a step, or many frames (ValueError)."""
     family = find_family(spec.family)
     if family.head != 'flow':
         raise ValueError(f'{spec.family}: has no flow to distil: its head is {family.head}')
@@ -172,17 +150,10 @@ def check_teacher(spec: BundleSpec) -> None:
 
 
 class Distillation:
-    """One run, from its checkpoint if there is one.
+    """One run, resumed from `checkpoint.pt` in `folder` if there is one.
 
-    Args:
-        bundle: the teacher, with a `flow` head.
-        observations: frames of a data set.
-        settings: settings of the run.
-        folder: folder of `checkpoint.pt`.
-        device: `cpu` or `cuda`.
-
-    Raises:
-        ValueError: a head without a flow, or a checkpoint of other settings.
+    The teacher has a `flow` head. Raises ValueError: another head, or a checkpoint of other
+    settings.
     """
 
     def __init__(
@@ -247,11 +218,9 @@ class Distillation:
 
     @torch.no_grad()
     def check(self) -> dict[str, float]:
-        """Distance from the teacher's chunks on frames that are not learned, for each step count.
+        """RMS distance from the teacher's chunks on held-out frames, `steps_N` by step count.
 
-        Returns:
-            `steps_N`: root mean square in normalised units, teacher against student from the same
-            noise.
+        In normalised units, from the same noise.
         """
         encoded = self._encode(self._held_out, np.random.default_rng(self.settings.seed))
         noise = self._noise(-1, len(self._held_out))
@@ -304,7 +273,7 @@ class Distillation:
 
     @torch.no_grad()
     def _average(self) -> None:
-        # A young average follows closely, or it would remember the teacher.
+        # The average follows closely at first, or it would remember the teacher.
         memory = min(self.settings.average, (1 + self._step) / (10 + self._step))
         for mean, value in zip(self.student.parameters(), self.network.parameters(), strict=True):
             if value.grad is not None:

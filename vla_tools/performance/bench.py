@@ -1,8 +1,7 @@
 """Latency of a policy on this device, phase by phase, next to its roofline.
 
-Every round runs each kind of inference once, so that a slow machine slows all kinds alike. The
-policy's report must confirm the kind of each inference. Queries after the measurement (the device's
-memory and rates) can fail without losing it.
+Every round runs each kind once, so that a slow machine slows all alike; the policy's report
+confirms the kind. Queries after the measurement can fail without losing it.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ from vla_tools.performance.device_rates import rates_of
 from vla_tools.performance.power import power_state
 from vla_tools.performance.roofline import Floor, Rates, phase_floors
 
-# --------------------------------------------------------------------------------------------------
-# Percentiles of measured times.
+# --- Percentiles
 
 
 def percentiles(samples: Sequence[float] | np.ndarray) -> dict[str, float]:
@@ -50,8 +48,6 @@ def percentiles(samples: Sequence[float] | np.ndarray) -> dict[str, float]:
     }
 
 
-# --------------------------------------------------------------------------------------------------
-
 WARM_UP = 2
 _IMAGE_SHAPE = (480, 640, 3)
 # Any guidance scale would do; this one is moderate.
@@ -65,13 +61,9 @@ class BenchOptions:
     """Options of a benchmark.
 
     Attributes:
-        backend, device, precision: backend, device and precision, as for `Policy.load`.
-        views: cameras with an image; None: all that the bundle has.
-        rows: prompt rows; 2 is fused guidance.
-        steps: denoise steps; None: as many as the bundle recommends.
-        repeats: inferences of each kind.
-        threads: CPU threads of each network; None: as for `Policy.load`.
-        triton: the head's layers in Triton kernels, as for `Policy.load`.
+        views: cameras with an image; None: all of the bundle.
+        rows: prompt rows; 2: fused guidance.
+        steps: denoise steps; None: as recommended.
     """
 
     backend: str = AUTO
@@ -89,11 +81,8 @@ class BenchOptions:
 class DeviceFacts:
     """Name and memory of the measured device.
 
-    Attributes:
-        name: the driver's name of the GPU; None for a CPU.
-        total_bytes: the GPU's memory; 0 for a CPU, or where it is unknown.
-        used_bytes: device memory in use; None where it is unknown.
-        used: meaning of `used_bytes`, or why it is unknown.
+    `name`: the driver's, None for a CPU; `total_bytes`: 0 for a CPU or where unknown;
+    `used_bytes`: None where unknown; `used`: what it means, or why it is unknown.
     """
 
     name: str | None = None
@@ -104,13 +93,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of inference.
-
-    Attributes:
-        name: name of the kind.
-        new_views: number of views with a new image.
-        settings: settings of the policy; None: as they are.
-    """
+    """One kind of inference; `settings` None: the policy's."""
 
     name: str
     new_views: int
@@ -136,18 +119,14 @@ def run_bench(
     """Load the policy, measure it, and close it.
 
     Args:
-        options: options of the measurement.
-        progress: function that wraps the rounds, e.g. in a progress bar.
+        progress: wraps the rounds, e.g. in a progress bar.
 
-    Returns:
-        `milliseconds` (kind, phase, percentiles), `floors_ms`, `rates`, `memory`, `device_name`,
-        `power` (`before` and `after` the measurement, see `power_state`), the options with what
-        `auto` became and `why`, and `notes`: what could not be found out
-
-    Raises:
-        BundleError: the bundle is damaged or inconsistent.
-        ValueError: options that this bundle or this machine cannot serve.
-        RuntimeError: an inference was not of its kind, or failed on the device.
+    Returns `milliseconds` (kind, phase, percentiles), `floors_ms`, `rates`, `memory`,
+    `device_name`, `power` (`before` and `after` the measurement, see `power_state`), the options
+    with what `auto` became and `why`, and `notes`: what could not be found out. Raises
+    BundleError: the bundle is damaged or inconsistent; ValueError: options that this bundle or
+    this machine cannot serve; RuntimeError: an inference was not of its kind, or failed on the
+    device.
     """
     checked = read_bundle(bundle, verify=False)
     spec = checked.spec
@@ -264,11 +243,7 @@ def _rates(options: BenchOptions, facts: DeviceFacts, threads: int | None) -> Ra
 
 
 def _check(spec: BundleSpec, options: BenchOptions) -> int:
-    """Check the options and return the number of views.
-
-    Raises:
-        ValueError: options that this bundle or this machine cannot serve.
-    """
+    """Check the options and return the number of views."""
     present = sum(camera.present for camera in spec.cameras)
     views = present if options.views is None else options.views
     if not 1 <= views <= present:
@@ -295,11 +270,8 @@ def measure_kinds(
 ) -> tuple[dict[str, dict[str, list[float]]], InferenceReport]:
     """Measure every kind once a round, the warm-up first.
 
-    Returns:
-        milliseconds by kind and phase, and the last report
-
-    Raises:
-        RuntimeError: an inference was not of its kind, or failed on the device.
+    Returns milliseconds by kind and phase, and the last report. Raises RuntimeError: an inference
+    was not of its kind, or failed.
     """
     random = np.random.default_rng(0)
     names = [camera.name for camera in spec.cameras if camera.present]

@@ -26,11 +26,7 @@ _TEMPLATE = Path(__file__).with_name('cost_page.html.j2')
 
 
 def cost_page(result: Mapping[str, Any]) -> str:
-    """Return the page.
-
-    Args:
-        result: result of `vla_runtime bench --plot`, as its `--json` has it.
-    """
+    """Return the page of a result, as in `vla_runtime bench --json`."""
     figures = result['figures']
     cost = figures['cost']
     return render(

@@ -1,8 +1,8 @@
 """Cost of a policy against its sizes and settings: measured, beside the least time on paper.
 
-One thing changes at a time; all else is as in the bundle and the options. Number of views with a
-new image, denoise steps and prompt rows are measured with one loaded policy, turn by turn.
-Tokens of the prompt and actions of a chunk are in the weights' shapes, so they are on paper alone.
+One thing changes at a time. Views, denoise steps and prompt rows are measured with one loaded
+policy, turn by turn; prompt tokens and chunk actions change the weights' shapes and are on paper
+alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Axis = Literal['views', 'tokens', 'horizon', 'steps', 'rows']
 AXES: tuple[Axis, ...] = get_args(Axis)
 KINDS = ('miss', 'hit')
 
-# Of the bundle's own number, on paper.
+# Factors on the bundle's own number, on paper.
 _FACTORS = (0.25, 0.5, 1, 2, 4)
 _STEPS = (1, 2, 5, 10, 20)
 _PRECISION = 'bfloat16'
@@ -42,12 +42,9 @@ _PRECISION = 'bfloat16'
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that the cost of an inference depends on, beside the networks.
+    """What the cost of an inference depends on, beside the networks.
 
-    Attributes:
-        views: cameras with a new image at a miss.
-        steps: denoise steps.
-        rows: prompt rows; 2 is fused guidance.
+    `views`: cameras with a new image at a miss; `rows`: prompt rows, 2 for fused guidance.
     """
 
     views: int
@@ -59,11 +56,8 @@ class Setup:
 class CostPoint:
     """One value of one axis.
 
-    Attributes:
-        value: value on the axis.
-        as_is: True for the bundle's own value.
-        least_ms: roofline by kind (`miss`, `hit`); empty without rates.
-        measured_ms: percentiles by kind; empty for what was not measured.
+    `as_is`: the bundle's own; `least_ms`: roofline by kind (`miss`, `hit`), empty without rates;
+    `measured_ms`: percentiles by kind, empty if not measured.
     """
 
     value: int
@@ -117,10 +111,7 @@ def settings_of(settings: PolicySettings, setup: Setup) -> PolicySettings:
 def sizes_of(bundle: Bundle) -> dict[Axis, dict[int, PolicyCounts]]:
     """Count the networks with other numbers of prompt tokens and actions, by axis and value.
 
-    Sizes that the family's networks cannot have are left out.
-
-    Raises:
-        ValueError: PyTorch is not installed.
+    Impossible sizes are left out. Raises ValueError: PyTorch is not installed.
     """
     dims: Any = bundle.spec.dims
     found: dict[Axis, dict[int, PolicyCounts]] = {}
@@ -141,7 +132,7 @@ def _runnable(
     policy: Policy, setups: Mapping[Axis, Mapping[int, Setup]], base: Setup
 ) -> tuple[list[Setup], list[str]]:
     """Return the setups that a policy can run, `base` first, and notes on the others."""
-    # First: it makes every view's tokens.
+    # First: it computes every view's tokens.
     runnable, notes = [base], []
     for setup in {setup for values in setups.values() for setup in values.values()} - {base}:
         try:
@@ -163,17 +154,13 @@ def run_sweep(
     """Load a policy, measure every setup that it can run, close it, and count all on paper.
 
     Args:
-        options: options of the benchmark, `auto` resolved.
-        base: setup of which one size or setting at a time changes.
-        rates: rates of this device; None: nothing to compare with.
-        progress: function that wraps the rounds, e.g. in a progress bar.
+        options: with `auto` resolved.
+        base: setup that one thing of changes at a time.
+        rates: of this device; None: nothing to compare with.
 
-    Returns:
-        `axes` (axis, list of `CostPoint` as mappings) and `notes`: what was not measured, and why
-
-    Raises:
-        RuntimeError: an inference was not of its kind, or failed on the device.
-        ValueError, BundleError: as for `run_bench`.
+    Returns `axes` (axis, list of `CostPoint` as mappings) and `notes`: what was not measured, and
+    why. Raises RuntimeError: an inference was not of its kind, or failed on the device;
+    ValueError, BundleError: as for `run_bench`.
     """
     bundle = read_bundle(folder, verify=False)
     setups = setups_of(bundle, base)
@@ -215,18 +202,10 @@ def run_sweep(
 def published_floors(
     progress: Callable[[list[str]], Iterable[str]] = lambda names: names,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the roofline of every published size on every device of the table, ms.
+    """Return the roofline (ms) of every published size, by size, device and kind.
 
-    In bfloat16, all views new at a miss, ten denoise steps where the head has steps.
-
-    Args:
-        progress: wraps the names of the sizes; each takes seconds.
-
-    Returns:
-        by size, device and kind
-
-    Raises:
-        ValueError: PyTorch is not installed.
+    In bfloat16, all views new at a miss, ten denoise steps where the head has steps; `progress`
+    wraps the sizes, seconds each. Raises ValueError: PyTorch is not installed.
     """
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name in progress(list(preset_names())):
@@ -245,13 +224,9 @@ def published_floors(
 def published_predictions(
     published: Mapping[str, Mapping[str, Mapping[str, float]]],
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the predicted times of PyTorch on CUDA, ms, for sizes whose kernels were counted.
+    """Predict PyTorch's times on CUDA, ms, for sizes whose kernels were counted.
 
-    Args:
-        published: return value of `published_floors`.
-
-    Returns:
-        by size and what runs the expert's layers (`SIZE, torch`), device and kind
+    By size and implementation of the expert's layers (`SIZE, torch`), device and kind.
     """
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name, of_device in published.items():

@@ -1,7 +1,7 @@
 """Peak rates of a device: published where its name is in the table, measured here otherwise.
 
-A measured rate is the best of a few runs: one large matrix product, and reading or copying an array
-that no cache holds.
+Measured: the best of a few runs of a large matrix product, and of an array copy or read beyond the
+caches.
 """
 
 from __future__ import annotations
@@ -28,17 +28,14 @@ def rates_of(
 ) -> Rates | None:
     """Return the rates to compare a measurement with, or None where there are none.
 
-    There are none for a GPU outside the table if PyTorch reaches no GPU here, and for a CPU in half
-    precision: each library emulates it in its own way, many times slower than float32, so the rate
-    of one library does not bound a run of another. Nor are there any in 8 bits, in which the text
-    table and what goes from layer to layer are not, though they are counted as the matrices.
+    None for a GPU outside the table without PyTorch on it; for a CPU in half precision, since
+    libraries emulate it differently and slowly; and in 8 bits, whose text table and activations
+    are not in 8 bits though they are counted so.
 
     Args:
-        name: the driver's name of the GPU; None for a CPU.
-        total_bytes: the GPU's memory.
+        name: the driver's; None for a CPU.
         device: `cpu`, `cuda` or `cuda:N`, for measuring.
-        precision: precision of the large matrices.
-        threads: threads of a CPU; None: as many as PyTorch uses.
+        threads: of a CPU; None: as many as PyTorch uses.
     """
     # A policy's files in 8 bits leave some matrices in others.
     if precision not in MATRIX_BYTES or precision == 'int8':

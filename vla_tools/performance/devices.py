@@ -1,11 +1,10 @@
 """Published memory, bandwidth and arithmetic rates of the devices that policies are served on.
 
-Rates are dense: half of a rate that is published with structured sparsity. A half-precision rate is
-a quarter of a sparse INT8 rate or an eighth of a sparse FP4 rate, as tensor cores scale. float32
-rates are of the plain cores, because no network here uses TF32. Nothing in this table was measured.
-Variants of a card share part of its name but not its rates (an H100 PCIe has 756 of an H100 SXM's
-989 TFLOPS and 2.0 of its 3.35 TB/s), so the driver's whole name is looked up, as nvidia-smi and
-CUDA's deviceQuery print it.
+Rates are dense: half of one with structured sparsity. Half precision has a quarter of sparse INT8
+or an eighth of sparse FP4, as tensor cores scale; float32 is of the plain cores, as no network
+here uses TF32. Nothing here was measured. Variants of a card share part of its name but not its
+rates (an H100 PCIe has 756 of an H100 SXM's 989 TFLOPS and 2.0 of its 3.35 TB/s), so the driver's
+whole name is looked up, as nvidia-smi prints it.
 """
 
 from __future__ import annotations
@@ -28,15 +27,14 @@ class Device:
     """One device, from its maker's documents.
 
     Attributes:
-        name: name for people.
-        memory_gib: all of it; on a Jetson shared with the system.
-        reserved_gib: part of it that a policy cannot use (an estimate).
-        bandwidth_gb_s: memory bandwidth, 10^9 bytes a second.
-        float32_tflops: plain cores, 10^12 operations a second.
-        half_tflops: dense tensor cores, float16 and bfloat16, accumulated in float32. A GeForce
-            does twice that where float16 is accumulated in float16, as TensorRT may choose to.
-        source: document that publishes the figures.
-        cuda_name: the driver's name for it, in full.
+        memory_gib: on a Jetson shared with the system.
+        reserved_gib: part that a policy cannot use (an estimate).
+        bandwidth_gb_s: 10^9 bytes a second.
+        float32_tflops: plain cores.
+        half_tflops: dense tensor cores, accumulated in float32. A GeForce does twice that in
+            float16, as TensorRT may choose to.
+        source: document with the figures.
+        cuda_name: the driver's whole name.
     """
 
     name: str
@@ -242,14 +240,9 @@ DEVICES: Mapping[str, Device] = {
 def device_of_cuda(name: str, total_bytes: int) -> Device | None:
     """Return the table's device of this driver name, or None.
 
-    Jetsons of one generation share a name, so the nearest memory decides; the driver always reports
-    a little less than is fitted. A device that shares both is taken for the one in the table: an
-    Orin NX 8GB for an Orin Nano 8GB, and a lower power mode for the highest.
-
-    Args:
-        name: name that the driver gives it, e.g. `Orin` or `NVIDIA H200`; the whole of it must
-            match.
-        total_bytes: memory as the driver gives it.
+    Jetsons of one generation share a name, so the nearest memory decides (the driver reports a
+    little less than is fitted). A device that shares both counts as the one in the table: an Orin
+    NX 8GB as an Orin Nano 8GB, a lower power mode as the highest.
     """
     found = total_bytes / GIB
     same = [device for device in DEVICES.values() if device.cuda_name == name]

@@ -1,7 +1,6 @@
 """Power mode, clocks and temperatures of this machine, to be read beside measured times.
 
-Everything is read from files of the kernel and from `nvpmodel`; what a machine does not have is
-left out.
+From the kernel's files and `nvpmodel`; what a machine lacks is left out.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ _NAMES = ('now_mhz', 'least_mhz', 'most_mhz')
 
 
 def power_state() -> dict[str, Any]:
-    """Return power mode, clocks and temperatures as they are now.
+    """Return power mode, clocks and temperatures as they are.
 
-    Returns:
-        `power_mode`, the answer of `nvpmodel -q`; `clocks`, by device or group of cores:
-        `now_mhz` and the bounds that are set, `least_mhz` and `most_mhz` (equal after
-        `jetson_clocks`); `celsius` by thermal zone; a part that is not there is left out
+    Returns `power_mode`, the answer of `nvpmodel -q`; `clocks`, by device or group of cores:
+    `now_mhz` and the bounds that are set, `least_mhz` and `most_mhz` (equal after
+    `jetson_clocks`); `celsius` by thermal zone; a part that is not there is left out.
     """
     found = {'power_mode': power_mode(), 'clocks': _clocks(), 'celsius': _temperatures()}
     return {name: value for name, value in found.items() if value}

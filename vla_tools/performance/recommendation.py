@@ -23,15 +23,9 @@ def recommend(
 ) -> str:
     """Measure every way to run a bundle, and return the times and the fastest in words.
 
-    Args:
-        bundle: folder of the bundle.
-        options: options of each measurement; backend and precision may be `auto`.
-        device: the only device to measure; None: the CPU, and CUDA where a GPU answers.
-        progress: function that wraps the rounds of a measurement.
-
-    Raises:
-        BundleError: the bundle is damaged or inconsistent.
-        ValueError: nothing can run it here; says why.
+    Backend and precision of the options may be `auto`; `device` None: the CPU, and CUDA where a
+    GPU answers; `progress` wraps the rounds. Raises BundleError: damaged or inconsistent;
+    ValueError: nothing can run it.
     """
     times: dict[_Way, float] = {}
     faults: list[str] = []
@@ -58,11 +52,7 @@ def _devices() -> list[str]:
 
 
 def _ways(bundle: Path, options: BenchOptions, devices: Sequence[str]) -> list[_Way]:
-    """Return candidates with their devices.
-
-    Raises:
-        ValueError: there is none on any of the devices; of the last.
-    """
+    """Return candidates with their devices."""
     checked, found = read_bundle(bundle), []
     fault = None
     for device in devices:

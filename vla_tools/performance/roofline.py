@@ -1,9 +1,8 @@
 """Memory that a policy needs on a device, and the least time of every phase, on paper.
 
-The roofline model (Williams et al., CACM 2009): a phase takes at least as long as its counted
-operations at the device's rate, and as its counted bytes at the device's bandwidth. A floor is
-not an estimate: no real run reaches it. A prediction for PyTorch on CUDA adds a fixed cost for
-each counted kernel. Products and attention that fill few multiprocessors take longer.
+Roofline model (Williams et al., CACM 2009): a phase takes at least its operations at the device's
+rate, and its bytes at the bandwidth. No real run reaches the floor. A prediction for PyTorch on
+CUDA adds a fixed cost a kernel; products and attention that fill few multiprocessors take longer.
 """
 
 from __future__ import annotations
@@ -22,13 +21,7 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Rates:
-    """Peak rates of a device, published or measured.
-
-    Attributes:
-        flops_per_s: matrix products in the precision at hand.
-        bytes_per_s: memory bandwidth.
-        source: origin of the two rates.
-    """
+    """Peak rates of a device; `flops_per_s` is of matrix products in the precision at hand."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -37,12 +30,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time of some work.
-
-    Attributes:
-        milliseconds: least time.
-        bound: `compute` or `memory`; for a sum `mostly` and its longest phase.
-    """
+    """Least time of some work; `bound`: `compute`, `memory`, or `mostly` and the longest phase."""
 
     milliseconds: float
     bound: str
@@ -53,13 +41,13 @@ class MemoryNeed:
     """Bytes that serving a policy takes.
 
     Attributes:
-        weights: all weights that are loaded. PyTorch loads the whole text table; the other
-            backends leave it to the host, which maps it and holds the rows in use.
-        past: keys and values, all prefix slots of every number of rows that is built.
-        prepared: keys and values in the form that PyTorch's denoise steps read, at most as many
-            again; none in families without fused modules.
-        activations: activations of the widest operation of the prefix, an estimate.
-        reserve: asked for at load besides, and not part of the total.
+        weights: all loaded ones. PyTorch loads the text table; other backends map it on the
+            host.
+        past: keys and values of all prefix slots, for every built number of rows.
+        prepared: keys and values as PyTorch's denoise steps read them, at most as much again;
+            none without fused modules.
+        activations: of the prefix's widest operation, an estimate.
+        reserve: also requested at load, not part of the total.
     """
 
     weights: int
@@ -91,15 +79,10 @@ def phase_floors(
 ) -> dict[str, Floor]:
     """Least times of one inference, phase by phase.
 
-    Args:
-        precision: precision of the large matrices, a key of `MATRIX_BYTES`.
-        rows: prompt rows, 2 under guidance.
-        steps: denoise steps.
-        views: cameras whose image has changed at a miss.
-
-    Returns:
-        `vision` (one view), `prefix`, `step` (one run of the head), `denoise` (all its runs), and
-        two sums: `miss` (every phase) and `hit` (denoise alone)
+    `precision`: of the large matrices, a key of `MATRIX_BYTES`; `rows`: prompt rows, 2 under
+    guidance; `views`: cameras with a new image at a miss. Returns `vision` (one view), `prefix`,
+    `step` (one run of the head), `denoise` (all runs), and the sums `miss` (every phase) and `hit`
+    (denoise).
     """
     size = MATRIX_BYTES[precision]
     step = counts.step[rows].work(size)
@@ -121,15 +104,7 @@ def phase_floors(
 
 
 def miss_shares(floors: Mapping[str, Floor], views: int) -> dict[str, float]:
-    """Return each phase's share of the least time of a miss.
-
-    Args:
-        floors: least times by phase, from `phase_floors`.
-        views: cameras whose image has changed at a miss.
-
-    Returns:
-        `vision` (all views), `prefix`, `denoise`; they add up to 1
-    """
+    """Return the fractions of `vision` (all views), `prefix` and `denoise` in a miss."""
     times = {phase: floors[phase].milliseconds for phase in ('vision', 'prefix', 'denoise')}
     times['vision'] *= views
     return {phase: time / floors['miss'].milliseconds for phase, time in times.items()}
@@ -138,16 +113,15 @@ def miss_shares(floors: Mapping[str, Floor], views: int) -> dict[str, float]:
 def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int) -> MemoryNeed:
     """Return the device memory that serving a policy takes.
 
-    PyTorch holds one network and computes any number of rows with it, and a TensorRT engine takes
-    every number of rows with one set of weights. ONNX Runtime has a prefix and an expert
-    of static shape for each number of rows, each with its own copy of the weights. All runs share
-    scratch memory, except that each ONNX Runtime session keeps its own, and that on CUDA PyTorch
-    keeps some tens of megabytes more for each camera, which are not counted.
+    PyTorch and a TensorRT engine hold one set of weights for all numbers of rows; ONNX Runtime has
+    a prefix and an expert for each, with their own copies. All share scratch memory, but each ONNX
+    Runtime session keeps its own. PyTorch's further tens of megabytes a camera on CUDA are not
+    counted.
 
     Args:
         backend: `torch`, `onnxruntime` or `tensorrt`.
-        precision: precision of the large matrices, a key of `MATRIX_BYTES`.
-        rows: most prompt rows; every number from 1 to this is built.
+        precision: of the large matrices, a key of `MATRIX_BYTES`.
+        rows: most prompt rows; 1 to this are built.
     """
     size, built = MATRIX_BYTES[precision], range(1, rows + 1)
     at_once = sum(built) if backend == 'onnxruntime' else rows
@@ -188,11 +162,7 @@ def _engine_weights(counts: PolicyCounts, matrix_bytes: int) -> tuple[int, int, 
 
 
 def weight_bytes(counts: PolicyCounts, matrix_bytes: int = _FLOAT32) -> int:
-    """Bytes of all parameters of the networks.
-
-    Args:
-        matrix_bytes: size of a number of the large matrices; all else is float32.
-    """
+    """Bytes of all parameters: `matrix_bytes` a number in large matrices, else float32."""
     return counts.matrices * matrix_bytes + counts.others * _FLOAT32 + counts.packed
 
 
@@ -213,12 +183,9 @@ COUNTED_PRECISIONS = ('bfloat16', 'float16')
 def predicted_ms(
     floors: Mapping[str, Floor], kernels: Kernels, *, views: int, steps: int
 ) -> dict[str, float]:
-    """Return the predicted milliseconds of each phase.
+    """Return the predicted milliseconds of each phase, from `phase_floors` of one prompt row.
 
-    Args:
-        floors: least times by phase, from `roofline.phase_floors`, for one prompt row.
-        views: cameras whose image has changed at a miss.
-        steps: denoise steps.
+    `views`: cameras with a new image at a miss.
     """
     return {
         phase: floors[phase].milliseconds + 1e3 * SECONDS_A_KERNEL * count

@@ -32,12 +32,8 @@ from vla_tools.replay.recorded import ReplayError
 class BagTopics:
     """Topics of a bag that a robot file's sources came on.
 
-    Attributes:
-        cameras: policy's camera name to topic.
-        joints: joint to topic and its name in messages, in the policy's order of the state.
-        measured: every measured joint of the robot file to the same.
-        namespace: namespace of the robot in the bag.
-        clock: clock of all times.
+    `cameras`: policy camera to topic; `joints`: in the order of the policy's state; `measured`:
+    every measured joint of the robot file.
     """
 
     cameras: Mapping[str, str]
@@ -50,18 +46,10 @@ class BagTopics:
 def find_topics(
     reader: BagReader, robot: Robot, policy: RobotPolicy, namespace: str | None
 ) -> BagTopics:
-    """Find the robot file's topics in a bag.
+    """Find the robot file's topics in a bag; `namespace` None: the only one that has them.
 
-    Args:
-        reader: reader of the bag.
-        robot: the robot file.
-        policy: loaded.
-        namespace: namespace of the robot in the bag; None: the only one that has its topics.
-
-    Raises:
-        MissingTopicError: one is not there; names those that are.
-        NamespaceError: there are several robots.
-        ClockError: the bag's messages cannot be put in order.
+    Raises MissingTopicError: one is missing; NamespaceError: several robots; ClockError: messages
+    cannot be ordered.
     """
     kinds: dict[str, str] = {}
     stamps = StampLog()
@@ -111,12 +99,7 @@ def find_topics(
 
 @dataclass(frozen=True)
 class Instructions:
-    """Instructions over time.
-
-    Attributes:
-        times_ns: times at which each was recorded, rising, on the bag's clock.
-        texts: text of each.
-    """
+    """Instructions at the rising times of their recording, on the bag's clock."""
 
     times_ns: Sequence[int]
     texts: Sequence[str]
@@ -128,11 +111,7 @@ class Instructions:
 
 
 def find_instructions(reader: BagReader, topics: BagTopics) -> Instructions:
-    """Return the instructions that the policy node of a robot was given.
-
-    Raises:
-        ReplayError: there are none.
-    """
+    """Return the instructions that a robot's policy node was given; ReplayError: there are none."""
     found: dict[str, list[tuple[int, str]]] = {}
     for time_ns, topic, text in reader.texts(
         lambda topic: any(is_topic(topic, name) for name in INSTRUCTIONS)

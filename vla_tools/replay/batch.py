@@ -1,7 +1,7 @@
 """Many recordings, replayed in several processes or on a cluster, resumable, with one summary.
 
-Each result is written when it is there, under a name of all that it depends on. So the same command
-goes on where an interrupted one was, and what has changed or failed is replayed again.
+A result is written at once, under a name of all that it depends on: an interrupted command
+resumes, and what changed or failed is replayed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,10 @@ _COUNTS = ('inferences', 'replayed', 'compared', 'identical', 'predictions')
 
 
 def run_batch(units: Sequence[Unit], folder: Path, pool: Pool) -> Iterator[tuple[Unit, Json]]:
-    """Yield every unit with its result, those that are there already first.
+    """Yield every unit with its result, existing ones first.
 
-    Args:
-        units: units to run.
-        folder: folder of the results; must exist.
-        pool: runs them; opened only if a result is missing.
-
-    Raises:
-        ChildProcessError: a process was killed from outside; the results so far are written.
-        ClusterError: the pool is a cluster that cannot be used.
-        WriteError: a result cannot be written.
+    `folder` must exist; the pool is opened only if a result is missing. Raises ChildProcessError:
+    a process was killed (results so far are kept); ClusterError: unusable cluster; WriteError.
     """
     missing: list[tuple[Unit, Path]] = []
     for unit in units:
@@ -137,11 +130,7 @@ def _line(result: Json) -> str:
 
 
 def write_summary(path: Path, results: Sequence[Json]) -> None:
-    """Write all results and their totals, in the order of the recordings.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
+    """Write all results and their totals, in the order of the recordings (WriteError)."""
     ordered = sorted(results, key=lambda result: result['recording'])
     document = {'total': totals(ordered), 'recordings': ordered}
     write_text(path, json.dumps(document, indent=1) + '\n')

@@ -13,13 +13,9 @@ _DIAGNOSTICS = 'diagnostic_msgs/msg/DiagnosticArray'
 
 @dataclass(frozen=True)
 class HoldEvent:
-    """A stretch of time in which the robot was held, with the reason.
+    """A stretch of time in which the executor held the robot, until something else was reported.
 
-    Attributes:
-        begin_ns: time when it was first reported.
-        end_ns: time when something else was reported.
-        reason: the executor's name of it.
-        text: text in the executor's words.
+    `reason` is the executor's name of it, `text` its words.
     """
 
     begin_ns: int
@@ -30,12 +26,7 @@ class HoldEvent:
 
 @dataclass(frozen=True)
 class Events:
-    """Hand-overs and holds of the executor in a policy's namespace.
-
-    Attributes:
-        handovers: hand-overs in the order of time.
-        holds: likewise.
-    """
+    """Hand-overs and holds of the executor in a policy's namespace."""
 
     handovers: tuple[HandoverReport, ...]
     holds: tuple[HoldEvent, ...]
@@ -57,7 +48,7 @@ def read_events(reader: BagReader, policy_node: str) -> Events:
                     values = values_of(status)
                     held = values['kind'] == 'hold'
                     reports.append((raw.time_ns, held, values.get('reason', ''), status.message))
-            # A damaged message costs its own event.
+            # A damaged message loses only its event.
             except (KeyError, ValueError):
                 continue
     handovers.sort(key=lambda report: report.time_ns)

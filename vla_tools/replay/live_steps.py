@@ -1,17 +1,15 @@
 """Recorded inferences as steps that a player plays to a real policy node.
 
-A node counts its inferences from 0 in each episode. So an inference whose frames were lost is
-played with other frames of the recording, and its answer is not used: those after it have their
-numbers. An episode ends where a request is missing; what cannot be played is named.
+A node counts its inferences from 0 in each episode: one with lost frames is played with others and
+its answer ignored, so that later ones keep their numbers. An episode ends where a request is
+missing.
 
-A node has a step's time first. In whatever order the messages of its topics then arrive, it must
-answer from what a step gives it:
-- the newest frames and the state of a step have one stamp, the plan keeps its distance from it;
-- each stamp is newer than the one before, and `/clock` stands so that the node's limit on ages
-  lies between the two: what came for the steps before is too old;
-- the state is sent as the positions that the recorded inference was given, interpolated by then;
-- an earlier frame of a camera is as much older than the newest as the policy wants it, and newer
-  than all of the steps before.
+The node must answer from a step's messages in whatever order they arrive, so:
+- newest frames and state share a stamp, and the plan keeps its distance from it;
+- stamps rise, and `/clock` puts the node's age limit between a step and the one before;
+- the state is sent as the positions that the recorded inference was given;
+- an earlier frame is as much older than the newest as the policy wants, and newer than the steps
+  before.
 """
 
 from __future__ import annotations
@@ -39,17 +37,15 @@ _JOINTS = 'sensor_msgs/msg/JointState'
 # The least `max_observation_age_s` of the policy node.
 _AGE_LIMIT_S = 0.01
 _AGE_LIMIT_NS = round(_AGE_LIMIT_S * 1e9)
-# At least so far are the stamps of two steps apart.
+# Least distance of two steps' stamps.
 _APART_NS = 2_000
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """A step for an inference whose frames were lost; the node counts it, and nobody compares it.
+    """A step for an inference with lost frames; the node counts it, and nobody compares it.
 
-    Attributes:
-        skipped: the inference, and what was lost.
-        step: step with frames of another inference under the stamps of those that were lost.
+    It has other frames under the lost ones' stamps.
     """
 
     skipped: SkippedInference
@@ -64,17 +60,13 @@ def live_steps(
 ) -> Iterator[tuple[CompleteInference, LiveStep] | StandIn | SkippedInference]:
     """Yield every inference with its step, or why it cannot be played.
 
-    Args:
-        run: the recording.
-        settings: settings of every inference, in place of the recorded ones.
-        ages_ns: recorded camera that the policy uses, to the time by which it wants the frame older
-            than the camera's newest; 0 for the newest.
-        state_ages_ns: ages of the earlier states that the policy sees, the newest first.
+    `settings` replace the recorded ones; `ages_ns`: recorded camera to how much older than its
+    newest frame the policy wants it; `state_ages_ns`: of earlier states, newest first.
     """
     stepper = _Stepper(settings, ages_ns, state_ages_ns)
     before: RecordedInference | None = None
     playable = False
-    # Frames for those that were lost; of the recording's first inference until another one comes.
+    # Frames in place of lost ones; of the first inference at first.
     frames = _first_frames(run)
     for found in with_frames(run):
         recorded = found.recorded
@@ -127,13 +119,7 @@ class _Stepper:
     def step(
         self, recorded: RecordedInference, frames: Mapping[str, RawMessage], begins: bool
     ) -> LiveStep:
-        """Return the step of an inference.
-
-        Args:
-            recorded: the inference; its plan is there.
-            frames: camera to its message.
-            begins: an episode begins with it.
-        """
+        """Return the step of an inference with a plan; `begins`: an episode begins with it."""
         assert recorded.plan is not None
         # The newest stamp: an age in `cache_mode: bounded` counts from it.
         stamp_ns = max(self._last_ns + self._apart_ns, *recorded.stamps_ns.values())
@@ -184,14 +170,7 @@ def _earlier_measured(
 def _measured(
     recorded: RecordedInference, key: str, given: np.ndarray, stamp_ns: int
 ) -> list[PlayedMessage]:
-    """Return a state of an inference as messages, one a topic.
-
-    Args:
-        recorded: the inference.
-        key: the report's name of the state as it was measured.
-        given: the same as the policy was given it.
-        stamp_ns: stamp of the messages.
-    """
+    """Return a state of an inference as messages, one a topic."""
     description = recorded.description
     if key in recorded.report:
         positions = np.array([float(text) for text in recorded.report[key].split()])

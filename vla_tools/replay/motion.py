@@ -18,12 +18,7 @@ _GAP_NS = 200_000_000
 
 @dataclass
 class RecordedMotion:
-    """Measured positions of the joints over time, in the robot file's units.
-
-    Attributes:
-        times_ns: joint to stamps.
-        positions: joint to positions.
-    """
+    """Measured positions of the joints over time, in the robot file's units."""
 
     times_ns: dict[str, list[int]] = field(default_factory=dict)
     positions: dict[str, list[float]] = field(default_factory=dict)
@@ -60,13 +55,10 @@ class OpenLoopError:
     """Error of predictions by step ahead, beside that of standing still.
 
     Attributes:
-        joints: position columns that are measured.
-        units: unit of each.
-        step_time_s: seconds between two steps.
-        mean: (steps, joints) mean absolute difference of predicted and measured position.
-        largest: (steps, joints) largest.
+        joints: measured position columns.
+        mean: (steps, joints) mean absolute difference of prediction and measurement.
+        largest: (steps, joints) largest one.
         still: (steps, joints) mean absolute difference from the position at the observation.
-        predictions: number of predictions.
     """
 
     joints: tuple[str, ...]
@@ -81,19 +73,11 @@ class OpenLoopError:
 def open_loop_error(
     predictions: Sequence[tuple[int, ActionChunk]], motion: RecordedMotion, robot: Robot
 ) -> OpenLoopError:
-    """Compare predicted with measured positions.
+    """Compare predicted chunks (stamp of the observation; robot units) with measured positions.
 
-    Row i of a chunk is compared with the position i steps after its observation. Times at which a
-    joint was not measured do not count; columns that are commanded as velocities are left out.
-    Positions of a continuous joint that differ by whole turns are the same.
-
-    Args:
-        predictions: stamp of the observation, and the chunk in robot units.
-        motion: measured motion.
-        robot: the robot file.
-
-    Raises:
-        ReplayError: there is nothing to compare.
+    Row i is compared with the position i steps after its observation. Times without measurement
+    and velocity columns are left out; whole turns of a continuous joint do not count. Raises
+    ReplayError: there is nothing to compare.
     """
     if not predictions:
         raise ReplayError('no prediction could be made')

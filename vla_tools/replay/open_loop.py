@@ -1,8 +1,8 @@
 """Open loop: what a policy predicts on any bag, against the motion that followed in it.
 
-Frames and states are chosen by the node's own synchroniser, on the bag's clock (`BagClock`).
-Nothing the policy says moves anything, so an error says how the policy differs from whoever drove
-the robot, and not how well it would do.
+The node's own synchroniser chooses frames and states, on the bag's clock (`BagClock`). Nothing the
+policy says moves anything: an error measures the difference from whoever drove the robot, not how
+well the policy would do.
 """
 
 from __future__ import annotations
@@ -28,20 +28,13 @@ from vla_tools.replay.motion import RecordedMotion
 # Messages of a bag lie within this of the order of their stamps; a recorder of used frames writes
 # them when their chunk is there.
 _WINDOW_NS = 3_000_000_000
-# As the policy node's defaults.
+# The policy node's defaults.
 LIMITS = SyncLimits(tolerance_ns=50_000_000, max_age_ns=500_000_000)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One chunk on recorded inputs.
-
-    Attributes:
-        stamp_ns: ROS time of the observation.
-        chunk: chunk in the robot's names and units.
-        messages: camera to its message.
-        milliseconds: duration of the inference.
-    """
+    """One chunk on recorded inputs, in robot names and units, and its inference's time."""
 
     stamp_ns: int
     chunk: ActionChunk
@@ -50,19 +43,10 @@ class Prediction:
 
 
 class OpenLoop:
-    """Predicts every so often along a bag.
+    """Predicts every `every_s` seconds along a bag.
 
-    Args:
-        reader: reader of the bag.
-        topics: the robot file's in it.
-        policy: loaded.
-        settings: settings of every inference.
-        instruction: gives the task in plain words at a time (ns); empty for none.
-        every_s: seconds between two predictions.
-
-    Attributes:
-        motion: measured motion; complete once all predictions are made.
-        missing: reason to number of predictions that could not be made.
+    `instruction` gives the task at a time (ns), empty for none. `motion` is complete once all
+    predictions are made; `missing` counts those that could not be made, by reason.
     """
 
     def __init__(

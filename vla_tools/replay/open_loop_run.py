@@ -26,7 +26,7 @@ from vla_tools.replay.recorded import ReplayError
 from vla_tools.replay.setup import Changes
 
 _STEPS_SHOWN = 10
-# Shows progress over predictions; gives them on.
+# Yields the predictions with progress.
 Progress = Callable[[Iterable[Prediction]], Iterable[Prediction]]
 
 
@@ -34,13 +34,8 @@ Progress = Callable[[Iterable[Prediction]], Iterable[Prediction]]
 class OpenLoopResult:
     """Result of one bag.
 
-    Attributes:
-        recording: path.
-        error: error by step ahead and joint.
-        missing: reason to number of predictions that could not be made.
-        times: way in which messages got their times, where that is not by their stamps.
-        problems: parts that could not be read.
-        replay_s: duration of the replay.
+    `error` by step ahead and joint; `missing`: reason to number of predictions; `times`: source of
+    message times other than stamps; `problems`: unreadable parts.
     """
 
     recording: str
@@ -106,20 +101,11 @@ def run_open_loop(
     namespace: str | None = None,
     progress: Progress = lambda predictions: predictions,
 ) -> OpenLoopResult:
-    """Predict along a bag and compare with the motion in it.
+    """Predict along a bag every `every_s` seconds and compare with the motion in it.
 
-    Args:
-        path: path of the bag.
-        changes: bundle, backend, device, precision, threads and settings; what is left out is as
-            recorded, or the default where the bag was not recorded with the policy.
-        robot: the robot file; None: the recorded one.
-        instruction: the task in plain words; None: those in the bag.
-        every_s: seconds between two predictions.
-        namespace: namespace of the robot in a bag of several; None: the only one.
-        progress: shows progress.
-
-    Raises:
-        ValueError: something is missing in the bag, or the policy cannot be loaded.
+    What `changes` leaves out is as recorded, or the default in a bag without this policy. None:
+    `robot` and `instruction` of the bag, the only `namespace`. Raises ValueError: something is
+    missing in the bag, or the policy cannot be loaded.
     """
     begin_s = perf_counter()
     reader = BagReader(path)

@@ -1,7 +1,7 @@
 """A replay as one HTML page that needs no other file and no network.
 
-Its script draws what the page itself holds: of each inference the images that it saw, the recorded
-and the replayed chunk, latency, ages and cache; and the hand-overs and holds in between.
+Its script draws what the page holds: images, recorded and replayed chunk, latency, ages and cache
+of each inference; hand-overs and holds.
 """
 
 from __future__ import annotations
@@ -35,16 +35,12 @@ _DIGITS = 5
 
 
 class ReplayPage:
-    """Collects what the page shows, inference by inference.
-
-    Args:
-        inferences: number that will come.
-    """
+    """Collects what the page shows, inference by inference."""
 
     def __init__(self, inferences: int) -> None:
         self._every = -(-inferences // _MOST_WITH_IMAGES) or 1
         self._entries: list[dict[str, Any]] = []
-        # Of both chunks: another bundle may have others, or others in front.
+        # Joints of both chunks, which may differ between bundles.
         self._joints: dict[str, None] = {}
 
     def add(self, found: ReplayedInference | SkippedInference) -> None:
@@ -89,11 +85,7 @@ class ReplayPage:
         self._entries.append(entry)
 
     def write(self, path: Path, summary: ReplaySummary, events: Events) -> None:
-        """Write the page.
-
-        Raises:
-            WriteError: it cannot be written.
-        """
+        """Write the page (WriteError)."""
         times = [entry['t'] for entry in self._entries]
         times += [handover.time_ns for handover in events.handovers]
         start_ns = min(times, default=0)
@@ -132,7 +124,7 @@ def _page(summary: ReplaySummary, data: dict[str, Any]) -> str:
         Path(__file__).with_name('page.html.j2'),
         title=f'Replay of {Path(summary.recording).name}',
         lines=summary.lines(),
-        # A text in it must not end the script.
+        # Texts must not end the script.
         data=json.dumps(data, allow_nan=False).replace('<', '\\u003c'),
     )
 

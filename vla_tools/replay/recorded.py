@@ -1,7 +1,7 @@
 """The inferences of a recording: everything that went into each, and the chunk that came out.
 
-A report names its inputs, and other topics have them: the committed plan, the frames, the chunk.
-Whatever is missing makes its inference one that cannot be repeated, and is named.
+A report names its inputs, which are in other topics: the committed plan, the frames, the chunk. An
+inference with a missing input cannot be repeated; what is missing is named.
 """
 
 from __future__ import annotations
@@ -39,19 +39,14 @@ class RecordedInference:
     """One inference as it was reported.
 
     Attributes:
-        time_ns: time at which the report was recorded.
-        episode: episode of the request that it answered.
-        number: inference number.
+        time_ns: recording time of the report.
         stamp_ns: ROS time of the observation.
         state: (state_dim,) float64, as the policy was given it.
-        earlier_states: states of the steps before, as `state`, the newest first.
-        instruction: instruction that the policy was given.
-        stamps_ns: camera, and `state`, to the stamp of what went in.
-        values: every setting in force, by the node's name of it.
-        report: all of the report's values, as texts.
-        plan: committed plan that was answered; None where it is not in the recording.
-        chunk: published chunk; None where it is not in the recording.
-        description: description of the policy that inferred it.
+        earlier_states: as `state`, newest first.
+        stamps_ns: camera, and `state`, to the input's stamp.
+        values: settings by the node's names.
+        plan: answered committed plan; None: not recorded.
+        chunk: published one; None: not recorded.
     """
 
     time_ns: int
@@ -87,13 +82,10 @@ class RecordedRun:
     """All inferences of one policy node in a recording.
 
     Attributes:
-        reader: reader of the recording.
-        node: full name of the policy node.
-        inferences: inferences in the order of their reports.
-        frame_keys: topic to keys of the frames that are there bit for bit.
-        content_topics: camera topics whose frames are known by their content.
-        reduced_topics: camera topics that have reduced frames only.
-        problems: reports and descriptions that cannot be used; those of the reader are its own.
+        frame_keys: topic to keys of the frames recorded bit for bit.
+        content_topics: camera topics whose frames are identified by content.
+        reduced_topics: camera topics with reduced frames only.
+        problems: unusable reports and descriptions.
     """
 
     reader: BagReader
@@ -105,10 +97,7 @@ class RecordedRun:
     problems: list[str] = field(default_factory=list)
 
     def frame_key(self, raw: RawMessage) -> int | None:
-        """The number that a report names a frame by: its stamp, or that of its content.
-
-        None where the message is damaged.
-        """
+        """The name of a frame in reports: its stamp, or that of its content; None: damaged."""
         if raw.topic not in self.content_topics:
             return header_stamp_ns(raw.serialised)
         message = self.reader.read(raw)
@@ -116,14 +105,9 @@ class RecordedRun:
 
 
 def read_run(reader: BagReader, node: str | None = None) -> RecordedRun:
-    """Read all but the pixels of a recording.
+    """Read all but the pixels of a recording; `node` None: the only policy node.
 
-    Args:
-        reader: reader of the recording.
-        node: full name of the policy node; None: the only one there is.
-
-    Raises:
-        ReplayError: there is no policy node in it, or several.
+    Raises ReplayError: no policy node, or several.
     """
     collector = _InferenceCollector(reader)
     for message in reader.messages(lambda topic, type_name: True):
@@ -361,19 +345,12 @@ def _note(problems: list[str], text: str) -> None:
         problems.append(text)
 
 
-# --------------------------------------------------------------------------------------------------
-# Inferences of a recording with the frames that each of them used, in order.
+# --- Inferences with their frames, in order
 
 
 @dataclass(frozen=True)
 class CompleteInference:
-    """An inference that can be repeated.
-
-    Attributes:
-        recorded: inference as it was reported.
-        messages: camera to its message.
-        raw: camera to the same as it stands in the bag.
-    """
+    """An inference that can be repeated; `raw` messages are as in the bag."""
 
     recorded: RecordedInference
     messages: Mapping[str, Any]
@@ -382,21 +359,16 @@ class CompleteInference:
 
 @dataclass(frozen=True)
 class SkippedInference:
-    """An inference that cannot be repeated.
-
-    Attributes:
-        recorded: inference as it was reported.
-        reason: name of what is missing.
-    """
+    """An inference that cannot be repeated."""
 
     recorded: RecordedInference
     reason: str
 
 
 def with_frames(run: RecordedRun) -> Iterator[CompleteInference | SkippedInference]:
-    """Yield every inference in order, with its frames or the reason why there are none.
+    """Yield every inference in order, with its frames or why there are none.
 
-    Only the frames that the next inferences need are in memory.
+    Memory holds only the frames that the next inferences need.
     """
     waiting = [(recorded, _missing(run, recorded)) for recorded in run.inferences]
     frames = NeededFrames(

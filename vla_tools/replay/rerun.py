@@ -1,10 +1,8 @@
 """Inferences of a recording, run again and compared with what was published.
 
-Invariants:
-- inferences run in their order, with their numbers and seeds; episodes and resets are followed, so
-  a replay without changes is bit-identical on the same machine;
-- what cannot be repeated is skipped and named; under `cache_mode: bounded` a chunk depends on the
-  inferences before it, so those after a gap are marked as uncertain.
+Inferences run in order, with their numbers, seeds, episodes and resets: an unchanged replay is
+bit-identical on the same machine. What cannot be repeated is skipped and named; under `cache_mode:
+bounded` chunks after a gap are marked as uncertain.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ from vla_tools.replay.recorded import (
 )
 from vla_tools.replay.setup import Changes, LoadedPolicy, fit_recording, load_policy
 
-# --------------------------------------------------------------------------------------------------
-# Observations of a recording, as a policy was given them.
+# --- Recorded observations
 
 
 def observation_of(
@@ -45,14 +42,9 @@ def observation_of(
     cameras: Mapping[str, str],
     state: Callable[[np.ndarray], np.ndarray],
 ) -> Observation:
-    """Return what a policy is given for a recorded inference.
+    """Return what a policy is given for a recorded inference; arguments from `fit_recording`.
 
-    Args:
-        found: inference with its frames.
-        match, cameras, state: robot match, cameras and state of the policy, from `fit_recording`.
-
-    Raises:
-        ImageError: a frame cannot be decoded, or is not of the robot file's size.
+    Raises ImageError: a frame is not decodable or not of the robot file's size.
     """
     recorded = found.recorded
     return Observation(
@@ -73,16 +65,10 @@ def observation_of(
 
 
 def recorded_observations(path: Path, bundle: Bundle, most: int) -> list[Observation]:
-    """Read evenly spread observations of a recording, in the units of a bundle's policy.
+    """Read up to `most` evenly spread observations, in the units of a bundle's policy.
 
-    Args:
-        path: path of the recording.
-        bundle: bundle of the policy; the recorded one may have been another for the same robot.
-        most: most observations; of more every second one is read, every third one, and so on.
-
-    Raises:
-        ReplayError: there is none, or the policy does not fit the recording.
-        ValueError: the recording cannot be read, or an image in it.
+    The recorded policy may be another for the same robot. Raises ReplayError: there is none, or
+    the policy does not fit; ValueError: recording or image unreadable.
     """
     run = read_run(BagReader(path))
     run.inferences = run.inferences[:: -(-len(run.inferences) // most) or 1]
@@ -98,18 +84,14 @@ def recorded_observations(path: Path, bundle: Bundle, most: int) -> list[Observa
     return observations
 
 
-# --------------------------------------------------------------------------------------------------
-# Two chunks of the same inference, compared step by step and joint by joint.
+# --- Comparison of two chunks of an inference
 
 
 @dataclass(frozen=True)
 class ChunkError:
-    """Difference of a chunk from the recorded one.
+    """Absolute difference (steps, joints) float64 from the recorded chunk, in robot units.
 
-    Attributes:
-        joints: names of the columns.
-        absolute: (steps, joints) float64 absolute difference, in robot units.
-        identical: every number is the same, bit for bit.
+    `identical`: bit for bit.
     """
 
     joints: tuple[str, ...]
@@ -118,11 +100,7 @@ class ChunkError:
 
 
 def compare_chunks(recorded: ActionChunk, replayed: ActionChunk) -> ChunkError:
-    """Compare two chunks over the joints and the steps that both have.
-
-    Raises:
-        ValueError: they have no joint in common, or another step time.
-    """
+    """Compare two chunks over common joints and steps; ValueError: none, or another step time."""
     if not same_step_time(recorded.step_time_s, replayed.step_time_s):
         raise ValueError(
             f'steps of {recorded.step_time_s:g} s and of {replayed.step_time_s:g} s cannot be '
@@ -141,13 +119,7 @@ def compare_chunks(recorded: ActionChunk, replayed: ActionChunk) -> ChunkError:
 
 @dataclass
 class ErrorTotal:
-    """Largest and mean error of many chunks, per joint and per step.
-
-    Attributes:
-        joints: names of the columns.
-        chunks: number of chunks compared.
-        identical: number of them that are the same bit for bit.
-    """
+    """Largest and mean error of many chunks, per joint and step; `identical` counts equal ones."""
 
     joints: tuple[str, ...] = ()
     chunks: int = 0
@@ -183,22 +155,12 @@ class ErrorTotal:
         )
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ReplayedInference:
-    """One inference, run again.
+    """One inference, run again; its chunk is in the robot's names and units.
 
-    Attributes:
-        recorded: inference as it was reported.
-        messages: camera to its message.
-        chunk: chunk in the robot's names and units.
-        report: report of the policy.
-        error: difference from the recorded chunk; None where none is in the recording, or where
-            the two cannot be compared.
-        note: reason why they cannot, or why the comparison says little; empty when it does.
-        seconds: duration of the inference, its images' conversion included.
+    `error`: None where no chunk is recorded or comparable; `note`: why, or why the comparison says
+    little; `seconds`: conversion of images included.
     """
 
     recorded: RecordedInference
@@ -235,13 +197,8 @@ class PolicyStore:
 class Replay:
     """Runs the inferences of one recording.
 
-    Args:
-        run: the recording.
-        changes: changes from the recording.
-        policies: loads the policies and keeps the last; None: none is kept.
-
-    Attributes:
-        differences: between the recording and this run, in words.
+    `policies` loads and keeps the last one; None: none is kept. `differences` from the recording
+    are in words.
     """
 
     def __init__(
@@ -258,11 +215,7 @@ class Replay:
         self.differences: dict[str, None] = {}
 
     def inferences(self) -> Iterator[ReplayedInference | SkippedInference]:
-        """Run them.
-
-        Raises:
-            ValueError: the policy cannot be loaded.
-        """
+        """Run them; ValueError: the policy cannot be loaded."""
         try:
             for found in with_frames(self._run):
                 yield self._next(found)

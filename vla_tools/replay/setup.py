@@ -25,16 +25,7 @@ _MACHINE = ('cpu', 'cpu_instructions')
 
 @dataclass(frozen=True)
 class Changes:
-    """Differences from the recording that were asked for; None or empty: as recorded.
-
-    Attributes:
-        bundle: folder of the bundle.
-        backend: backend of the networks.
-        device: device that they run on.
-        precision: number format of their large matrices.
-        threads: CPU threads of each network.
-        settings: setting to value, by the node's names.
-    """
+    """Requested differences from the recording, settings by node name; None: as recorded."""
 
     bundle: Path | None = None
     backend: str | None = None
@@ -46,13 +37,10 @@ class Changes:
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A policy ready to replay.
+    """A policy ready to replay, in the robot's names and units.
 
-    Attributes:
-        policy: policy in the robot's names and units.
-        cameras: camera name of this policy to that of the recording's policy.
-        state: turns a recorded state into this policy's.
-        differences: differences from the recording, in words; none: a replay must be bit-identical.
+    `cameras`: to the recorded policy's; `state` converts a recorded one; `differences` from the
+    recording in words, none: the replay must be bit-identical.
     """
 
     policy: RobotPolicy
@@ -62,12 +50,10 @@ class LoadedPolicy:
 
 
 def load_policy(description: PolicyDescription, changes: Changes) -> LoadedPolicy:
-    """Load the policy of a description, or the one that the changes make of it.
+    """Load the policy of a description, with changes.
 
-    Raises:
-        ReplayError: the bundle is not here, or does not fit the recording.
-        BundleError: the bundle is damaged or inconsistent.
-        ValueError: backend, device or precision that is not available here.
+    Raises ReplayError: no bundle, or it does not fit; BundleError: damaged or inconsistent;
+    ValueError: backend, device or precision not available.
     """
     folder = changes.bundle or _recorded_bundle(description)
     backend = changes.backend or description.backend
@@ -103,11 +89,7 @@ def load_policy(description: PolicyDescription, changes: Changes) -> LoadedPolic
 def fit_recording(
     description: PolicyDescription, bundle: Bundle
 ) -> tuple[RobotMatch, Mapping[str, str], Callable[[np.ndarray], np.ndarray]]:
-    """Fit a bundle to a recording; see `LoadedPolicy` for cameras and state.
-
-    Raises:
-        ReplayError: the bundle does not fit the recording.
-    """
+    """Fit a bundle to a recording (`LoadedPolicy`: cameras and state); ReplayError: no fit."""
     folder = bundle.folder
     match = match_robot(description.robot, bundle.spec, folder)
     cameras = _cameras(description, match, folder)

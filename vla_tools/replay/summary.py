@@ -36,22 +36,12 @@ class ReplaySummary:
     """Result of replaying one recording; grows with `add`.
 
     Attributes:
-        recording: path.
-        node: full name of the policy node.
-        inferences: number of reported inferences.
-        replayed: number of them that were run again.
-        certain_identical: number of them that are bit-identical, without those that are noted.
-        skipped: reason to number of inferences that could not be run again.
+        certain_identical: bit-identical ones without a note.
+        skipped: reason to number of inferences.
         notes: note to number of inferences.
-        differences: between the recording and the replay, in words.
-        problems: parts that could not be read.
-        recorded_s: seconds from the first to the last report.
-        replay_s: duration of the replay, reading included.
-        error: over all compared chunks.
-        milliseconds: durations of each inference, recorded and replayed.
-        units: units of the joints.
-        first_difference: the first chunk without a note that differs, and where it differs most.
-        live: result of playing the same through a real node; None: it was not played.
+        replay_s: reading included.
+        first_difference: first differing chunk without a note, and where it differs most.
+        live: result of playing through a real node; None: not played.
     """
 
     recording: str

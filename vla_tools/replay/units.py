@@ -1,7 +1,4 @@
-"""Recordings as units of work: each is replayed by itself, in any process, to the same result.
-
-A unit and its result are plain data, so that any scheduler may run them.
-"""
+"""Recordings as plain units of work: any process replays each to the same result."""
 
 from __future__ import annotations
 
@@ -39,14 +36,7 @@ class OpenLoopOptions:
 
 @dataclass(frozen=True)
 class Unit:
-    """One recording to replay.
-
-    Attributes:
-        recording: path.
-        changes: changes from the recording.
-        node: full name of the policy node; None: the only one.
-        open_loop: options of an open loop; None: inferences are run again.
-    """
+    """One recording to replay; None: the only `node`, or no `open_loop`."""
 
     recording: Path
     changes: Changes
@@ -55,9 +45,9 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Name of all that the result depends on: the files, what is done, the code.
+        """Name of all that the result depends on: files, work, code.
 
-        A bundle that only the recording names is not among them.
+        A bundle that only the recording names is not included.
         """
         bundle = self.changes.bundle
         robot = None if self.open_loop is None else self.open_loop.robot

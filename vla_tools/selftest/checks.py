@@ -1,9 +1,8 @@
 """The self-test of a machine: driver, packages, and every family's policy on a backend.
 
-Invariants:
-- A step that fails ends what builds on it and nothing else; so does a device that cannot be closed.
-  On a lost CUDA context everything builds.
-- TensorRT is asked for nothing before the driver has answered: without one it ends the process.
+A failed step ends only what builds on it, and so does a device that cannot be closed; all builds
+on the CUDA context. TensorRT is used after the driver has answered: without one it ends the
+process.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ from vla_tools.selftest.policies import (
 )
 from vla_tools.selftest.steps import StepFailedError, Steps
 
-# --------------------------------------------------------------------------------------------------
-# Release and power mode of a Jetson, for reports.
+# --- Release and power mode of a Jetson
 
 # First line: `# R36 (release), REVISION: 4.3, GCID: …, BOARD: generic, …`
 _RELEASE = Path('/etc/nv_tegra_release')
@@ -62,9 +60,9 @@ _JETPACKS = {'36': '6', '38': '7', '39': '7'}
 
 
 def describe_jetson() -> dict[str, str]:
-    """Return model, Jetson Linux release, JetPack and power mode; empty on any other machine.
+    """Return model, Jetson Linux release, JetPack and power mode; empty elsewhere.
 
-    A container lacks the release's file: its kernel, the host's, is given instead.
+    A container lacks the release's file and gives the host's kernel.
     """
     described, model, kernel = _describe_release(), _read(_MODEL).strip('\0 \n'), platform.release()
     if not described:
@@ -97,8 +95,6 @@ def _read(path: Path) -> str:
     except OSError:
         return ''
 
-
-# --------------------------------------------------------------------------------------------------
 
 PACKAGES = (
     'vla_runtime',
@@ -134,19 +130,10 @@ def describe_machine() -> dict[str, Any]:
 
 
 def run_selftest(device: str, families: Sequence[str], steps: Steps) -> dict[str, Any]:
-    """Try a device.
+    """Try a device; return median milliseconds by backend and policy.
 
-    Args:
-        device: `cpu` (PyTorch and ONNX Runtime), `cuda` or `cuda:N` (PyTorch), `tensorrt` or
-            `tensorrt:N`.
-        families: policies to try.
-        steps: takes the steps.
-
-    Returns:
-        median milliseconds of an inference by backend and policy.
-
-    Raises:
-        ValueError: no such device.
+    `device`: `cpu` (PyTorch and ONNX Runtime), `cuda` or `cuda:N` (PyTorch), `tensorrt` or
+    `tensorrt:N`. Raises ValueError: no such device.
     """
     kind, index = parse_device(device, 'onnxruntime')
     times: dict[str, dict[str, float]] = {}
@@ -217,12 +204,7 @@ def _capability(index: int) -> tuple[int, int]:
 
 
 def _pytorch_fits(index: int) -> str:
-    """Compare PyTorch's kernels with the GPU.
-
-    Raises:
-        ValueError: a CPU build, one that the driver does not serve, or one without kernels for
-            this GPU.
-    """
+    """Compare PyTorch's kernels with the GPU."""
     import torch
 
     if torch.version.cuda is None:
@@ -245,12 +227,7 @@ def _pytorch_fits(index: int) -> str:
 
 
 def _serves(architecture: str, major: int, minor: int, driver: tuple[int, int]) -> bool:
-    """Return whether kernels of `sm_87` run on a GPU, or those of `compute_87` can be compiled.
-
-    Args:
-        architecture: architecture that the kernels were made for.
-        major, minor: compute capability of the GPU.
-    """
+    """Return whether kernels of `sm_87` run on a GPU, or those of `compute_87` can be compiled."""
     found = re.fullmatch(r'(sm|compute)_(\d+)(\d)([af]?)', architecture)
     if not found:
         return False
@@ -319,11 +296,7 @@ def _try_tensorrt(
 
 
 def _use_device(runtime: CudaRuntime) -> str:
-    """Copy there and back, and replay a captured copy on data that came after the capture.
-
-    Raises:
-        ValueError: other numbers came back.
-    """
+    """Copy there and back, and replay a captured copy on data that came after the capture."""
     data = np.arange(_COPIED // 4, dtype=np.float32)
     source, target = (runtime.allocate(data.nbytes) for _ in range(2))
     runtime.upload(source, data)
@@ -339,11 +312,7 @@ def _use_device(runtime: CudaRuntime) -> str:
 
 
 def _same_cuda(driver: tuple[int, int]) -> str:
-    """Compare the CUDA that TensorRT's package was made for with the driver's.
-
-    Raises:
-        ValueError: the package is for a newer CUDA.
-    """
+    """Compare the CUDA that TensorRT's package was made for with the driver's."""
     found = []
     for major in (11, 12, 13):
         for package in ('tensorrt-cu{}', 'tensorrt-rtx-cu{}-bindings'):

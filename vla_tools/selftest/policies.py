@@ -1,10 +1,8 @@
 """Tiny random policies of every family, on which a machine is tried without a bundle of its own.
 
-`policies.tar.xz` has their bundles with ONNX files, and beside each the chunks that PyTorch gave in
-float32 on a CPU (make_policies.py in test/tools/selftest makes it). So a robot without PyTorch
-compares numbers too, with numpy alone. That of a family in float32 is named as the family. Another
-has its ONNX files in a lower precision, and heads as wide as those of real policies: that is what
-fused attention asks for.
+`policies.tar.xz` has bundles with ONNX files and PyTorch's float32 CPU chunks (made by
+make_policies.py in test/tools/selftest), so numpy alone can compare. A float32 one has the
+family's name; others have a lower precision, and heads wide enough for fused attention.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from vla_runtime.types import InferenceReport, Observation
 
 ARCHIVE = Path(__file__).with_name('policies.tar.xz')
 REFERENCE = '{name}.npz'
-# Largest difference of a chunk from PyTorch's, as a share of its largest action if that is above
+# Largest difference of a chunk from PyTorch's, as a fraction of its largest action if above
 # 1. Rounding gives 1e-6 to 1e-5; a wrong mask, a stale graph or TF32 gives 1e-2 and more.
 BOUND = 1e-3
 _SEEDS = (1, 2)
@@ -39,11 +37,7 @@ _TIMED = 20
 
 
 def tried_families() -> tuple[str, ...]:
-    """Return the families that the archive has a policy of; a machine is tried with no others.
-
-    Raises:
-        OSError: the archive is missing or damaged.
-    """
+    """Return the families that the archive has a policy of; OSError: missing or damaged."""
     try:
         with tarfile.open(ARCHIVE) as archive:
             members = {name.removeprefix('./') for name in archive.getnames()}
@@ -53,11 +47,7 @@ def tried_families() -> tuple[str, ...]:
 
 
 def unpack(folder: Path) -> None:
-    """Unpack all policies into a folder.
-
-    Raises:
-        OSError: the archive is missing, or the disk is full.
-    """
+    """Unpack all policies into a folder; OSError: the archive is missing, or the disk is full."""
     shutil.unpack_archive(ARCHIVE, folder)
 
 
@@ -67,14 +57,7 @@ def names_of(
     capability: tuple[int, int],
     precisions: Collection[str] = PRECISIONS,
 ) -> list[str]:
-    """Return the unpacked policies that try these families on a GPU, in float32 first.
-
-    Args:
-        folder: folder that they were unpacked into.
-        families: families to try.
-        capability: compute capability of the GPU, which multiplies bfloat16 from (8, 0) on.
-        precisions: precisions that the backend has.
-    """
+    """Return the unpacked policies to try, float32 first; bfloat16 needs capability (8, 0)."""
     if capability < (8, 0):
         return list(families)
     bundles = [path.parent for path in sorted(folder.glob(f'*/{SPEC_FILE}'))]
@@ -99,10 +82,7 @@ def read_policy(folder: Path, name: str) -> tuple[Bundle, dict[str, np.ndarray]]
 
 
 def infer_cases(policy: Policy) -> dict[str, np.ndarray]:
-    """Infer on two inputs, plain and guided; return the chunks, (horizon, actions) each, by case.
-
-    A policy without advantage tags has no guided cases.
-    """
+    """Infer on two inputs, plain and guided if tagged; return chunks (horizon, actions) by case."""
     chunks = {}
     for name, beta in _BETAS.items():
         if beta != 1.0 and policy.spec.advantage is None:
@@ -122,9 +102,8 @@ def largest_error(
 ) -> float:
     """Return the largest difference of any case, relative to its largest action if above 1.
 
-    Raises:
-        ValueError: a number that is not finite, two inputs with the same chunk, or an error above
-            `BOUND`, in bfloat16 above that of receipts; the message names the case.
+    Raises ValueError, naming the case: not finite, equal chunks of two inputs, or an error above
+    `BOUND` (in bfloat16 that of receipts).
     """
     bound = BOUND if precision == 'float32' else BOUNDS[precision].chunk
     errors = {}

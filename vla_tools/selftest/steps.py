@@ -15,14 +15,9 @@ State = Literal['passed', 'failed', 'skipped']
 
 @dataclass(frozen=True)
 class Step:
-    """One step that was tried.
+    """One step that was tried: `passed`, `failed` or `skipped`.
 
-    Attributes:
-        name: name of what was tried.
-        state: `passed`, `failed` or `skipped`.
-        detail: finding, or the reason.
-        mend: remedy of a failed step; empty where the reason names it.
-        seconds: duration of the step.
+    `detail`: finding or reason; `mend`: remedy, empty where the reason names it.
     """
 
     name: str
@@ -39,14 +34,8 @@ class StepFailedError(Exception):
 class Steps:
     """Runs steps and keeps their results.
 
-    Args:
-        begin: called with a step's name before it runs. A step may end the process (a library that
-            crashes); the name is then the last that was shown.
-        end: called with each finished step.
-
-    Attributes:
-        done: finished steps.
-        context_lost: a step has cost the CUDA context; what follows on it makes no sense.
+    `begin` gets a step's name before it runs, which may end the process. `context_lost`: a step
+    cost the CUDA context; later ones make no sense.
     """
 
     def __init__(self, begin: Callable[[str], None], end: Callable[[Step], None]) -> None:
@@ -61,15 +50,10 @@ class Steps:
     def run(
         self, name: str, work: Callable[[], str], mend: str | Callable[[Exception], str] = ''
     ) -> None:
-        """Run a step; `work` returns what it found, for people.
+        """Run a step; `work` returns its finding for people, and raises where it fails.
 
-        Args:
-            work: raises where the step fails.
-            mend: remedy where the error does not say so itself; may depend on the error. A lost
-                CUDA context has its own.
-
-        Raises:
-            StepFailedError: it failed.
+        `mend`: remedy where the error names none, and no CUDA context was lost. Raises
+        StepFailedError.
         """
         self._begin(name)
         start = perf_counter()

@@ -44,16 +44,11 @@ Report = Callable[[Receipt], object]
 
 
 def no_bars(task: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
-    """Show no progress."""
     return nullcontext(lambda count: None)
 
 
 def check_packages() -> None:
-    """Refuse an export whose packages are missing; import nothing slow.
-
-    Raises:
-        ExportError: PyTorch, `onnx` or `onnxruntime` is not installed.
-    """
+    """Refuse an export without PyTorch, `onnx` or `onnxruntime` (ExportError), importing none."""
     if missing := missing_package(*COMPARISON_PACKAGES):
         raise ExportError(
             f"ONNX files need the Python package '{missing}', which is not installed: "
@@ -77,22 +72,16 @@ def add_onnx(
 ) -> None:
     """Write a bundle's ONNX files, recorded cases and receipt, before it is sealed.
 
-    The receipt goes into verification.json under `onnx`, beside what stands there.
+    The receipt is added to verification.json under `onnx`.
 
     Args:
-        folder: folder being filled, with weights.safetensors.
-        spec: contents of its policy.yaml to be.
-        precision: precision of the matrix products.
-        bars: function that makes progress bars.
-        report: function called with the receipt, where all errors are within the bounds.
-        cases: cases made of observations, for 8 bits.
+        report: gets the receipt once all errors are within the bounds.
+        cases: from observations, for 8 bits.
         beside: precision of the large matrices that 8 bits leave out.
-        attention: form of attention in the files.
 
-    Raises:
-        ExportError: `onnx` or `onnxruntime` is not installed, the disk has not enough room, or
-            verification.json is not a mapping.
-        VerificationError: the files differ from PyTorch beyond the bounds; names the tensors.
+    Raises ExportError: `onnx` or `onnxruntime` is not installed, the disk has not enough room, or
+    verification.json is not a mapping; VerificationError: the files differ from PyTorch beyond the
+    bounds; names the tensors.
     """
     check_packages()
 
@@ -141,10 +130,7 @@ def add_onnx(
 def check_attention(attention: Attention, precision: Precision, spec: BundleSpec) -> None:
     """Refuse fused attention in float32, or with heads that no kernel has (ExportError).
 
-    Args:
-        attention: form of attention.
-        precision: precision of the products that 8 bits leave out, else of all.
-        spec: contents of the bundle's policy.yaml.
+    `precision`: of the products that 8 bits leave out, else of all.
     """
     if attention == 'fused' and precision == 'float32':
         raise ExportError(
@@ -208,25 +194,14 @@ def export_bundle(
     beside: Precision = 'float32',
     attention: Attention = 'exact',
 ) -> Bundle:
-    """Copy a bundle and write new ONNX files into the copy.
-
-    Its old ONNX files, and the engines built from them, are not copied.
+    """Copy a bundle, without its ONNX files and engines, and write new ONNX files (as `add_onnx`).
 
     Args:
-        source: the bundle to copy.
-        target: the new bundle's folder; the source's own with `force`.
-        precision: precision of the matrix products.
-        force: replace a bundle that lies at the target.
-        bars: function that makes progress bars.
-        report: function called with the receipt, as for `add_onnx`.
-        observations: observations of the policy at its task, for 8 bits.
-        beside: precision of the large matrices that 8 bits leave out.
-        attention: form of attention in the files.
+        target: the source's own folder is allowed with `force`.
+        observations: of the policy at its task, for 8 bits.
 
-    Raises:
-        BundleError: the target exists.
-        ExportError: as `add_onnx`; too few observations.
-        ValueError: int8 on a CPU that does not multiply it, or an observation that does not fit.
+    Raises BundleError: the target exists; ExportError: as `add_onnx`; too few observations;
+    ValueError: int8 on a CPU that does not multiply it, or an observation that does not fit.
     """
     check_packages()
     check_attention(attention, beside if precision in QUANTISED else precision, source.spec)
@@ -264,21 +239,17 @@ def bundle_with_onnx(
 ) -> Path:
     """Return the bundle if it has such ONNX files, else a copy in `folder` that has them.
 
-    The copy's name holds a SHA-256 of policy.yaml (which lists that of every other file) and of
-    this package's version. So a later call finds the copy, and a changed policy is exported
-    anew. A damaged copy is replaced.
+    The copy's name holds a SHA-256 of policy.yaml and of this package's version, so a changed
+    policy is exported again. A damaged copy is replaced.
 
     Args:
-        folder: folder that such copies are kept in.
-        precision: precision of the files; None: any that are there, or else float32.
-        tell: function called with a line about the export, which can take a minute.
-        observations: function that makes the observations, for 8 bits.
-        attention: form of attention in the files; fused ones are always a copy's.
+        precision: None: any that are there, else float32.
+        tell: gets a line before an export, which can take a minute.
+        observations: makes the observations, for 8 bits.
+        attention: fused files are always a copy's.
 
-    Raises:
-        BundleError: no bundle there, or no copy can be made.
-        ExportError: as `add_onnx`.
-        OSError: a copy that is not whole cannot be removed.
+    Raises BundleError: no bundle there, or no copy can be made; ExportError: as `add_onnx`;
+    OSError: a copy that is not whole cannot be removed.
     """
     if attention == 'exact' and graph_path(bundle, 'vision').is_file():
         found = read_graph_facts(bundle / ONNX_FOLDER, ()).precision
@@ -306,7 +277,7 @@ def bundle_with_onnx(
             attention=attention,
         )
     except BundleError:
-        # Another process may have finished the same copy first.
+        # Another process may have written the same copy first.
         if not _is_whole(copy):
             raise
     return copy

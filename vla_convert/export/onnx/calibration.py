@@ -1,8 +1,6 @@
-"""Cases made of observations: those that a quantiser is calibrated on, and those it is judged on.
+"""Cases from observations: to calibrate a quantiser, and others to judge it.
 
-Random images and tokens, good enough to compare networks, lie outside of what 8-bit ranges must
-cover. So an export in 8 or 4 bits takes recorded observations, and its receipt compares on some of
-them that the quantiser did not see.
+Seeded random inputs, enough to compare networks, do not have the ranges that 8 bits must cover.
 """
 
 from __future__ import annotations
@@ -33,12 +31,7 @@ _BETA = 2.0
 
 @dataclass(frozen=True)
 class CalibrationCases:
-    """Cases for one and for two prompt rows.
-
-    Attributes:
-        seen: cases that ranges are taken from, for one row and then for two.
-        held: cases that the quantised files are compared on.
-    """
+    """Cases for one prompt row, then for two: `seen` give the ranges, `held` are for comparison."""
 
     seen: list[Case]
     held: list[Case]
@@ -54,14 +47,9 @@ class _TwoRows:
 
 
 def calibration_cases(bundle: Bundle, observations: Sequence[Observation]) -> CalibrationCases:
-    """Turn observations into cases; of more than some thirty evenly spread ones.
+    """Turn a policy's observations into cases, evenly spread over some thirty at most.
 
-    Args:
-        observations: observations as the policy sees them on its robot.
-
-    Raises:
-        ExportError: there are too few.
-        ValueError: an observation that does not fit the bundle.
+    Raises ExportError: too few; ValueError: one does not fit the bundle.
     """
     if len(observations) < LEAST_OBSERVATIONS:
         raise ExportError(
@@ -118,7 +106,6 @@ def _with_rows(case: Case, rows: int) -> Case:
         prefix_inputs=of(case.prefix_inputs),
         head_inputs=of(case.head_inputs),
         row_weight=row_weights(beta),
-        # Each case gets its own.
         past={},
         reference={},
     )

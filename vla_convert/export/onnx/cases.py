@@ -1,9 +1,9 @@
 """Seeded inputs that exported networks are compared on, and PyTorch's outputs for them.
 
-Prompts as long as real ones and one that fills its row (each row its own), hidden cameras, guidance
-scales and committed plans. A `single` head gets zeros for noise, no guidance scale and no plan, as
-from a policy. PyTorch computes in float32 whatever the files' precision, one network at a time: the
-weights of vision, prefix and head are never in memory together.
+Prompts have real lengths, and one fills its row; there are hidden cameras, guidance scales and
+committed plans. A `single` head gets zero noise, no guidance and no plan. PyTorch computes in
+float32, one network at a time, so that memory never holds the weights of vision, prefix and head
+together.
 """
 
 from __future__ import annotations
@@ -43,12 +43,8 @@ from vla_runtime.inference.sampling import chunk_noise, step_noise
 from vla_runtime.inference.settings import row_weights
 from vla_runtime.processing.tokenizer import Tokenizer
 
-# --------------------------------------------------------------------------------------------------
-# Passes of a `tokens` head in the cases that exported networks are compared on.
-#
-# The first passes of an answer are compared one after the other, from the reference's own tokens,
-# and the last one over keys and values that are drawn: an answer of hundreds of tokens would take
-# hours.
+# --- Passes of a `tokens` head: the first are compared one by one, from the reference's tokens; the
+# last over drawn keys and values, as an answer of hundreds of tokens would take hours.
 
 # Most passes of an answer that follow one another.
 _PASSES = 16
@@ -66,8 +62,7 @@ class PassOfCase(NamedTuple):
 def compute_answer(network: TokenNetwork, case: Case) -> None:
     """Add `answer`, `logits`, `answer_key` and `answer_value` to a case with its past.
 
-    With a place behind those of the passes that are compared one after the other also `far_place`,
-    `far_token` and `far_logits`.
+    A position after the compared passes adds `far_place`, `far_token` and `far_logits`.
     """
     past = {name: torch.from_numpy(array) for name, array in case.past.items()}
     key, value = network.answer_places(past)
@@ -109,11 +104,9 @@ def pass_inputs(
 ) -> Feed:
     """Inputs of a graph of one pass.
 
-    Args:
-        token: (R,) int64; place: its place in the answer.
-        past: outputs of the prefix.
-        answer: keys and values of the answer, by the names of `ANSWER_INPUTS`.
-        table: text table of a graph that takes rows of it.
+    `token` (R,) int64 is at `place` in the answer; `past` is the prefix's output; `answer` has
+    keys and values by the names of `ANSWER_INPUTS`; a `table` of text embeddings is for graphs
+    that take its rows.
     """
     tokens: Mapping[str, np.ndarray] = {TOKENS: token[:, None]}
     if table is not None:
@@ -136,8 +129,6 @@ def passes_of(case: Case, table: TokenEmbedding | None) -> Iterator[PassOfCase]:
         )
 
 
-# --------------------------------------------------------------------------------------------------
-
 # Guidance scale and plan schedule of each case; repeated for each number of rows.
 _SETTINGS = ((1.5, None), (2.5, 'exp'), (1.0, 'linear'))
 # Standard deviation of the change of the noise that the gain is measured with.
@@ -150,12 +141,7 @@ _REAL_PROMPTS = (8, 64)
 
 
 def seeded_cases(folder: Path, spec: BundleSpec) -> list[Case]:
-    """The inputs for this policy's shapes, the same every time.
-
-    Args:
-        folder: folder of the bundle, with its tokenizer.
-        spec: contents of the bundle's policy.yaml.
-    """
+    """The inputs for this policy's shapes, the same every time."""
     random = np.random.default_rng(SEED)
     first = _first_token(folder, spec)
     return [
@@ -166,12 +152,9 @@ def seeded_cases(folder: Path, spec: BundleSpec) -> list[Case]:
 
 
 def record_cases(folder: Path, spec: BundleSpec, cases: list[Case] | None = None) -> None:
-    """Write the cases of a bundle's networks into it.
+    """Write the cases of a bundle's networks into its `onnx/`, before it is sealed.
 
-    Args:
-        folder: folder of the bundle, not sealed yet, with `onnx/`.
-        spec: contents of the bundle's policy.yaml.
-        cases: with PyTorch's outputs; None: compute them.
+    `cases` have PyTorch's outputs; None: compute them.
     """
     if cases is None:
         cases = seeded_cases(folder, spec)
@@ -253,7 +236,7 @@ def _case(
 
 
 def _image(random: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Draw blocks of random colours, which a recording holds in little room."""
+    """Draw blocks of random colours, which compress well in a recording."""
     coarse = (3, -(-height // _BLOCK), -(-width // _BLOCK))
     colours = random.integers(0, 256, coarse, dtype=np.uint8)
     return np.kron(colours, np.ones((1, _BLOCK, _BLOCK), np.uint8))[:, :height, :width]
@@ -299,12 +282,7 @@ def _draw(
 
 
 class Reference:
-    """PyTorch's float32 networks, one at a time.
-
-    Args:
-        spec: contents of policy.yaml.
-        weights: the bundle's weights.safetensors.
-    """
+    """PyTorch's float32 networks, one at a time."""
 
     def __init__(self, spec: BundleSpec, weights: BundleWeights) -> None:
         self._spec = spec
@@ -327,7 +305,7 @@ class Reference:
                 case.reference['image_tokens'] = tokens.numpy()
 
     def prefixes(self, cases: list[Case]) -> None:
-        """Add `past`."""
+        """Add `past` to every case."""
         with self._loaded('prefix'):
             for case in cases:
                 past = self._network.prefix(
@@ -355,11 +333,7 @@ class Reference:
         return {name: value.numpy() for name, value in past.items()}
 
     def chunks(self, cases: list[Case]) -> np.ndarray:
-        """Add `trace`, `velocity` and `gain`, or the answer of a `tokens` head.
-
-        Returns:
-            the time table (N, S * C)
-        """
+        """Add `trace`, `velocity` and `gain`, or the answer; return the time table (N, S * C)."""
         spec, family = self._spec, find_family(self._spec.family)
         schedule = usual_schedule(family, spec.dims, spec.denoise_steps)
         with self._loaded('head', 'time'):

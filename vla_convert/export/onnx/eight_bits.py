@@ -3,12 +3,9 @@
     x ─ QuantizeLinear ─ DequantizeLinear ─┐
                      int8 matrix ─ DequantizeLinear ─ MatMul ─ float32
 
-Invariants:
-- both operands are of one type, int8 or 8-bit floats (e4m3fn), with zero point 0, all that TensorRT
-  multiplies; unsigned inputs would gain little in ONNX Runtime, 0.026 of the time
-  (benchmark/results/int8_products.json);
-- an input has one scale, from the range that calibration found; a matrix has one a column;
-- scales are float32.
+Both operands are int8, or e4m3fn floats, with zero point 0: all that TensorRT multiplies; unsigned
+inputs would save 0.026 of ONNX Runtime's time (benchmark/results/int8_products.json). An input has
+one float32 scale, from calibration; a matrix has one a column.
 """
 
 from __future__ import annotations
@@ -28,11 +25,8 @@ from vla_convert.export.onnx.ternary import ENDING
 from vla_convert.export.onnx.weights import BundleWeights
 from vla_runtime.bundle.onnx_files import Precision
 
-# --------------------------------------------------------------------------------------------------
-# Rules of products in 8 bits, so that every runtime computes the same ones (`eight_bits`).
-#
-# TensorRT reads unsigned numbers as signed ones with a warning, and runs a product of one rounded
-# operand in the other's precision: neither shows in errors that 8 bits may have.
+# --- Rules of products in 8 bits. TensorRT reads unsigned numbers as signed with a warning, and
+# runs a product of one rounded operand in the other's precision: neither shows in the errors.
 
 _QUANTISE, _WIDEN = 'QuantizeLinear', 'DequantizeLinear'
 _KINDS = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
@@ -41,15 +35,9 @@ _READERS = {_QUANTISE: (_WIDEN,), _WIDEN: ('MatMul',)}
 
 
 def eight_bit_faults(path: Path, model: onnx.ModelProto, types: Mapping[str, int]) -> list[str]:
-    """List what breaks the rules of products in 8 bits.
+    """List violations of the rules of 8-bit products, one sentence each that names the node.
 
-    Args:
-        path: path of the graph; scales and zero points that lie beside it are read.
-        model: the graph, without its weights.
-        types: ONNX's number of every tensor's type.
-
-    Returns:
-        one sentence per fault, naming the node
+    `path`: scales and zero points beside it are read; `types`: ONNX's type number of every tensor.
     """
     graph = _Graph(path, model.graph)
     faults = _misread(model.graph, types)
@@ -64,16 +52,10 @@ def eight_bit_faults(path: Path, model: onnx.ModelProto, types: Mapping[str, int
 def matrix_faults(
     paths: Iterable[Path], weights: BundleWeights, factors: Mapping[str, float]
 ) -> list[str]:
-    """List the matrices in 8 bits that are not the bundle's, rounded to the nearest step.
+    """List the 8-bit matrices that are not the bundle's rounded to the nearest step.
 
-    A scale that is wrong by a factor stays within the errors that 8 bits may have.
-
-    Args:
-        paths: paths of the graphs; their weights are read, one matrix at a time.
-        factors: parameter name to the factor that the graphs multiply its numbers by.
-
-    Returns:
-        one sentence per fault, naming the file and the matrix
+    A scale wrong by a factor would stay within the error bounds of 8 bits. `factors`: parameter
+    name to the factor in the graphs. One matrix is read at a time.
     """
     faults, seen = [], set()
     for path in paths:
@@ -98,11 +80,9 @@ def matrix_faults(
 def matrix_of_bundle(
     stored: str, weights: BundleWeights, factors: Mapping[str, float]
 ) -> np.ndarray | None:
-    """Return the matrix (in, out) that a graph's matrix in fewer bits is named after, if any.
+    """Return the matrix (in, out) that a quantised one is named after, if any.
 
-    Args:
-        stored: name in the graph: those of the bundle, joined by `+`, and the precision.
-        weights, factors: as for `matrix_faults`.
+    `stored`: names in the bundle, joined by `+`, and the precision.
     """
     names = stored.rpartition('/')[0].split('+')
     if not {*names} <= {*weights.names}:
@@ -205,8 +185,6 @@ def _axis(node: onnx.NodeProto) -> int:
     return next(found, 1)
 
 
-# --------------------------------------------------------------------------------------------------
-
 # Types by precision, and their largest numbers of both signs; TensorRT's weights have no -128.
 KINDS: Mapping[Precision, torch.dtype] = {'int8': torch.int8, 'fp8': torch.float8_e4m3fn}
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -220,7 +198,7 @@ class EightBits(QuantisedProducts):
     ) -> None:
         super().__init__(ranges, beside, precision)
         self._kind = KINDS[precision]
-        # Of each matrix, once for all graphs.
+        # By matrix, once for all graphs.
         self._columns: dict[str, Tensor] = {}
 
     def _rounded(self, graph: GraphWriter, x: Value, largest: float) -> Value:
@@ -254,12 +232,7 @@ class EightBits(QuantisedProducts):
 
 
 def scales_of(largest: Tensor, kind: torch.dtype = torch.int8) -> Tensor:
-    """Return float32 scales for numbers up to these; 1 where all are zero, as TensorRT takes no 0.
-
-    Args:
-        largest: absolute numbers.
-        kind: type in 8 bits.
-    """
+    """Return float32 scales for the largest absolute numbers; 1 for 0, as TensorRT takes no 0."""
     scales = (largest / _LARGEST[kind]).to(torch.float32)
     return torch.where(scales > 0, scales, torch.ones_like(scales))
 

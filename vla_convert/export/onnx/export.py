@@ -1,12 +1,10 @@
 """A bundle's networks as ONNX files; `bundle/onnx_files.py` lists and names the files.
 
 Invariants:
-- the networks are traced without numbers (PyTorch's meta device) and the weights are written one
-  tensor at a time, so the export needs memory for the largest tensor, not for the model;
-- all files refer to one weights.data;
-- a build and the roofline find facts and counts beside the graphs and read none of them;
-- the monolithic graph is the other three written one after the other, the expert once a step; a
-  `tokens` head has none.
+- networks are traced on the meta device and weights written one by one: memory is for the largest
+  tensor, not for the model;
+- all files share one weights.data; a build and the roofline read facts beside the graphs only;
+- the monolithic graph is the other three, the expert once a step; a `tokens` head has none.
 """
 
 from __future__ import annotations
@@ -91,17 +89,14 @@ def write_onnx(
     """Write a bundle's ONNX files.
 
     Args:
-        folder: folder of the bundle; its weights.safetensors is read, `onnx/` must not be there.
-        spec: contents of the bundle's policy.yaml.
-        precision: precision of the large matrices; everything else stays float32, indices stay
-            integers. In 8 bits the baseline is left out.
-        quantised: products that are in fewer bits, of this precision.
-        attention: form of attention; fused needs products in half.
-        advance: called with the bytes of each written block of weights.
+        folder: its weights.safetensors is read; `onnx/` must not exist.
+        precision: of the large matrices; all else stays float32, indices integers. 8 bits have
+            no baseline.
+        attention: fused needs half products.
+        advance: gets the bytes of each written block.
 
-    Raises:
-        ExportError: the network uses an operator that has no ONNX form here, or a constant that
-            the trace has no numbers of.
+    Raises ExportError: an operator without an ONNX form, or a constant without numbers in the
+    trace.
     """
     assert (precision in QUANTISED) == (quantised is not None)
     beside = precision if quantised is None else quantised.beside
@@ -139,10 +134,7 @@ def has_monolithic(spec: BundleSpec, precision: Precision) -> bool:
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
-    """About how large weights.data will be: every parameter that a graph uses.
-
-    Files in 8 bits are calibrated in float32 first, and what that takes counts.
-    """
+    """Estimate the size of weights.data, with 8 bits also of the float32 files for calibration."""
     empty = empty_network(spec.family, spec.dims)
     parts = parameters_of(empty, trace_shapes(empty))
     # The time table is an input of the graphs.
@@ -169,11 +161,7 @@ def meta_network(spec: BundleSpec, dtype: torch.dtype) -> FlowNetwork:
 
 
 def head_sizes(spec: BundleSpec, precision: Precision) -> dict[str, set[int]]:
-    """Return how many numbers the attention heads of each network have.
-
-    Args:
-        spec: contents of the bundle's policy.yaml.
-    """
+    """Return how many numbers the attention heads of each network have."""
     traced = _TracedNetworks(spec, precision)
     traces = {
         'vision': [traced.vision(1, size) for size in distinct_image_sizes(spec.dims)],
@@ -218,7 +206,7 @@ class _TracedNetworks:
 
     @property
     def most_tokens(self) -> int:
-        """N of the image with most tokens."""
+        """Return N of the image with most tokens."""
         return self._traced.image_tokens[0]
 
     def prefix(self, rows: int) -> Trace:
@@ -253,7 +241,7 @@ class _TracedNetworks:
 
 
 class _Writer:
-    """Writes the graph files of one bundle."""
+    """Writes the graph files of a bundle."""
 
     def __init__(
         self,
@@ -350,7 +338,6 @@ class _Writer:
 
     @property
     def _answers(self) -> bool:
-        """True for a `tokens` head."""
         return isinstance(self._traced.network, TokenNetwork)
 
     def monolithic(self, rows: int) -> None:

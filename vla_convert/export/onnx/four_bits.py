@@ -1,16 +1,14 @@
 """Matrix products in NVFP4: 4-bit floats (e2m1) in blocks of 16 with a scale of 8 bits each.
 
-An MLP's last product is in 8-bit floats instead (`eight_bits`), since few large values there take
-the range from the others.
+An MLP's last product is in 8-bit floats (`eight_bits`): its few large values would take the range.
 
     x ─ TRT_FP4DynamicQuantize ─ numbers ──────────────────┐
                      └─ scales ─ DequantizeLinear ─ DequantizeLinear ─┐
           8-bit scales ─ DequantizeLinear ─┐                          │
                  4-bit matrix ─ DequantizeLinear ──────────────── MatMul ─ float32
 
-A scale of 8 bits (e4m3) is itself in units of one float32 scale: of the whole matrix, or of the
-whole input, from the range that calibration found. The input's scales of 8 bits are computed as it
-comes, by TensorRT's own operator, since ONNX has none; all else is ONNX's, operator set 23.
+Scales in e4m3 are in units of one float32 scale, of the whole matrix or (from calibration) input.
+TensorRT's own operator computes the input's scales at run time; all else is ONNX opset 23.
 
 Invariants:
 - blocks lie along the axis that is summed over; where its length is no multiple of 16, a product
@@ -44,11 +42,8 @@ from vla_convert.export.onnx.quantised_products import Matrix, QuantisedProducts
 from vla_convert.export.onnx.weights import ONNX_TYPE, BundleWeights
 from vla_runtime.bundle.onnx_files import FP4_BLOCK, FP4_DOMAIN, FP4_ROUNDING, FP4_VALUES, Precision
 
-# --------------------------------------------------------------------------------------------------
-# Rules of products in NVFP4, so that every runtime computes the same ones (`four_bits`).
-#
-# TensorRT multiplies 4-bit numbers only in this form; of what looks nearly like it, it widens a
-# matrix in every run, or reads other numbers.
+# --- Rules of products in NVFP4. TensorRT multiplies 4-bit numbers only in this form; of similar
+# ones it widens a matrix in every run, or reads other numbers.
 
 _WIDEN = 'DequantizeLinear'
 _NUMBERS, _SCALES = TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E4M3FN
@@ -61,16 +56,7 @@ def is_four_bit_rounding(node: onnx.NodeProto) -> bool:
 
 
 def four_bit_faults(path: Path, model: onnx.ModelProto, types: Mapping[str, int]) -> list[str]:
-    """List what breaks the rules of products in NVFP4.
-
-    Args:
-        path: path of the graph; scales that lie beside it are read.
-        model: the graph, without its weights.
-        types: ONNX's number of every tensor's type.
-
-    Returns:
-        one sentence per fault, naming the node
-    """
+    """List violations of the rules of NVFP4 products; arguments as for `eight_bit_faults`."""
     graph = FourBitGraph(path, model.graph)
     in_eight = onnx.ModelProto()
     in_eight.graph.initializer.extend(model.graph.initializer)
@@ -86,14 +72,7 @@ def four_bit_faults(path: Path, model: onnx.ModelProto, types: Mapping[str, int]
 def four_bit_matrix_faults(
     paths: Iterable[Path], weights: BundleWeights, factors: Mapping[str, float]
 ) -> list[str]:
-    """List the matrices in NVFP4, or in 8 bits beside, that are not the bundle's to the nearest.
-
-    Args:
-        paths, weights, factors: as for `matrix_faults` of 8 bits.
-
-    Returns:
-        one sentence per fault, naming the file and the matrix
-    """
+    """List the NVFP4 and accompanying 8-bit matrices that are not the bundle's to the nearest."""
     paths = list(paths)
     faults, seen = matrix_faults(paths, weights, factors), set()
     for path in paths:
@@ -271,8 +250,6 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {item.name: helper.get_attribute_value(item) for item in node.attribute}
 
 
-# --------------------------------------------------------------------------------------------------
-
 # Two numbers a byte, the first in its lower half, as ONNX stores them.
 NUMBERS, SCALES = torch.float4_e2m1fn_x2, torch.float8_e4m3fn
 _LARGEST_NUMBER, _LARGEST_SCALE = FP4_VALUES[-1], 448.0
@@ -284,7 +261,7 @@ class FourBits(QuantisedProducts):
     def __init__(self, ranges: Mapping[str, Range], beside: Precision) -> None:
         super().__init__(ranges, beside, 'nvfp4')
         self._eight_bits = EightBits(ranges, beside, 'fp8')
-        # Of each matrix, once for all graphs.
+        # By matrix, once for all graphs.
         self._units: dict[str, Tensor] = {}
 
     def takes(self, matrix: Matrix) -> bool:
@@ -366,7 +343,7 @@ def _scales(matrix: Tensor, whole: Tensor) -> Tensor:
 def _packed(matrix: Tensor, whole: Tensor) -> Tensor:
     """Return a matrix's numbers in units of its blocks' scales, two a byte, (in, out / 2)."""
     steps = _scales(matrix, whole).to(torch.float32) * whole
-    # What is rounded to no scale at all is 0 whatever its numbers are.
+    # With scale 0 all codes are 0.
     units = _blocks(matrix) / torch.where(steps > 0, steps, torch.inf)[:, None]
     codes = four_bit_codes(units).reshape(len(matrix), -1, 2)
     return (codes[..., 0] | codes[..., 1] << 4).view(NUMBERS)

@@ -1,9 +1,8 @@
 """Writes one ONNX graph, node by node, with every shape and precision known.
 
-Invariants of the graph (`precision.py` walks the finished file and checks them):
-- numbers are computed in float32, indices in integers; only matrix products and operators that
-  merely move numbers are ever in float16 or bfloat16;
-- nothing but float32 is rounded to half, and no float becomes an integer.
+Numbers are computed in float32, indices in integers; only matrix products and moves are ever in
+half. Nothing but float32 is rounded to half, and no float becomes an integer. `precision.py`
+checks the finished file.
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ class Value:
 class GraphWriter:
     """Collects the nodes of one graph; constants and weights go to the shared weight file.
 
-    Args:
-        opset: version of ONNX's operators.
-        fused: half type that attention is computed in as one operator; None: written out.
+    `opset`: version of ONNX's operators; `fused`: half type of attention as one operator, None:
+    written out.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class GraphWriter:
         self.weights = weights
         self.opset = opset
         self.fused = fused
-        # Prefixed to the names of all nodes and intermediate tensors.
+        # Prefix of all node and intermediate names.
         self.scope = ''
         # Numbers of every constant, by its name in the graph.
         self.values: dict[str, Tensor] = {}

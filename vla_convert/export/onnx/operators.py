@@ -1,9 +1,8 @@
 """The ONNX form of every PyTorch operator that the networks use.
 
-One function an operator, found by its name. Each takes the graph, the traced result (shape and
-dtype, without numbers) and the operator's own arguments, where tensors are graph values. What
-computes does so in float32 even where PyTorch would in half: the network's `.to(dtype)` and its
-matrix products say what is half, nothing else.
+One function an operator, found by its name. It takes the graph, the traced result (shape and
+dtype) and the operator's arguments with graph values for tensors. It computes in float32 even
+where PyTorch would in half: only the network's `.to(dtype)` and matrix products are half.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ _UNSEEN_FLOAT16 = -3e4
 
 
 def lowering(operator: str) -> Lowering:
-    """The function that writes an operator.
-
-    Raises:
-        ExportError: the networks use an operator that this file does not know.
-    """
+    """Return the function that writes an operator; ExportError: unknown operator."""
     if operator not in _LOWERINGS:
         raise ExportError(
             f"the network uses PyTorch's '{operator}', which has no ONNX form here yet: add it to "
@@ -225,11 +220,7 @@ def _sum(
 
 @_writes('cumsum.default')
 def _count_up_to(graph: GraphWriter, traced: Tensor, x: Value, dim: int) -> Value:
-    """Count the set entries of a mask up to each position, in integers.
-
-    Written as a sum over a triangle: TensorRT 8.6 has no CumSum of integers, and half precision
-    would miscount the positions of a long prompt.
-    """
+    """Count set entries up to each position: TensorRT 8.6 has no integer CumSum, half miscounts."""
     mask = graph.before_cast(x)
     assert mask.dtype == torch.bool and dim == 1
     rows, length = mask.shape
@@ -277,10 +268,7 @@ def _rms_norm(
     weight: Value | None = None,
     eps: float | None = None,
 ) -> Value:
-    """RMSNorm in the form that ONNX Runtime finds and runs as one operator.
-
-    It finds none without weights. ONNX's own operator (opset 23) is newer than what TensorRT reads.
-    """
+    """RMSNorm as ONNX Runtime fuses it, with weights; TensorRT lacks ONNX's own (opset 23)."""
     assert len(shape) == 1
     x = graph.single(x)
     weight = graph.constant(torch.ones(shape)) if weight is None else weight
@@ -302,11 +290,9 @@ def _attention(
 ) -> Value:
     """Attention with scores and softmax in float32.
 
-    The scale 1/sqrt(head_dim) is in the weights of the query projections (`translation.py`). Half
-    operands are widened before their product: a score of 30 rounded to half is off by 0.01 to 0.06
-    before softmax. It is written out because ONNX's `Attention` (opset 23) is known to TensorRT
-    from 10.14 on and to none of the runtimes that opset 17 reaches. A graph that is for these alone
-    may have it (`_fused_attention`).
+    The query weights hold the scale 1/sqrt(head_dim) (`translation.py`). Half operands are widened
+    before their product: a score of 30 rounded to half is off by 0.01 to 0.06 before softmax. It
+    is written out, as runtimes below opset 23 and TensorRT before 10.14 lack ONNX's `Attention`.
     """
     if graph.fused is not None:
         return _fused_attention(graph, traced, q, k, v, mask)
@@ -332,10 +318,9 @@ def _fused_attention(
 ) -> Value:
     """Attention as one operator, which TensorRT compiles into one kernel.
 
-    All is in half, because it has no such kernel in float32, and the mask is added, because with
-    truth values it takes ten kernels. Query heads that the network folds into the length of their
-    key head's are unfolded: it has none for more queries than keys. What type scores are in is the
-    runtime's choice.
+    All is in half: TensorRT has no such kernel in float32. The mask is added: a boolean one takes
+    ten kernels. Query heads folded into the length of their key head are unfolded: no kernel has
+    more queries than keys.
     """
     assert graph.fused is not None
     length = q.shape[2]

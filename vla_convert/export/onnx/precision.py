@@ -3,13 +3,14 @@
 Types are those that ONNX infers for every tensor. The rules:
 - float32, int64, bool and the half type that was asked for are the only types;
 - inputs and outputs other than the past are never in half;
-- 8- and 4-bit numbers are in matrix products alone, written as `eight_bit_rules` and
-  `four_bit_rules` say; ternary matrices (`ternary`) are in 8 bits in files of any precision;
+- 8- and 4-bit numbers are in matrix products alone, by the rules in `eight_bits` and
+  `four_bits`; ternary matrices (`ternary`) are in 8 bits in files of any precision;
 - in half there are matrix products and moves of numbers, and nothing else that computes: norms,
   softmax, time, masks and the update are in float32;
 - no float becomes an integer, no truth value a float, and no integer half: indices, counts and
   masks are exact;
 - no operator is redefined or has a subgraph, whose types would not be inferred.
+
 Numbers are compared elsewhere (`verification.py`).
 """
 
@@ -68,12 +69,10 @@ _TYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, *HALVES)
 
 
 def precision_of(path: Path) -> Precision:
-    """Return the precision of a graph's matrix products: that of its matrices and ports.
+    """Return the precision of a graph's matrix products, from its matrices and ports.
 
-    A half tensor inside a graph of float32 matrices is a fault, not a precision.
-
-    Raises:
-        ValueError: no ONNX file, or one whose types contradict each other.
+    Half inside a graph of float32 matrices is a fault. Raises ValueError: no ONNX file, or
+    contradictory types.
     """
     model = load_graph(path)
     types = {one.data_type for one in model.graph.initializer}
@@ -93,18 +92,10 @@ def beside_int8(path: Path) -> Precision:
 
 
 def type_faults(path: Path, precision: Precision, beside: Precision = 'float32') -> list[str]:
-    """List the types in a graph file that break the rules.
+    """List violations of the type rules, one sentence each that names node or tensor.
 
-    Args:
-        path: path of the graph; of its weights the scales of 8-bit numbers alone are read.
-        precision: precision of its matrix products.
-        beside: precision of those that int8 leaves out.
-
-    Returns:
-        One sentence per fault, naming node or tensor; empty if all is well.
-
-    Raises:
-        ValueError: no ONNX file, or one whose types contradict each other.
+    `beside`: precision of the products that int8 leaves out. Of the weights only 8-bit scales are
+    read. Raises ValueError: no ONNX file, or contradictory types.
     """
     model = load_graph(path)
     types = tensor_types(path, model)
@@ -162,11 +153,7 @@ def type_name(kind: int) -> str:
 
 
 def load_graph(path: Path) -> onnx.ModelProto:
-    """A graph file without the weights that lie beside it.
-
-    Raises:
-        ValueError: no ONNX file.
-    """
+    """A graph file without the weights that lie beside it; ValueError: no ONNX file."""
     try:
         return onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's own error, which is not re-exported
@@ -174,11 +161,7 @@ def load_graph(path: Path) -> onnx.ModelProto:
 
 
 def tensor_types(path: Path, model: onnx.ModelProto) -> dict[str, int]:
-    """Inferred type of every tensor, as ONNX numbers it.
-
-    Raises:
-        ValueError: types or shapes that contradict each other.
-    """
+    """Return the ONNX number of each tensor's inferred type; ValueError: contradictions."""
     try:
         inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
     except onnx.shape_inference.InferenceError as error:

@@ -70,17 +70,11 @@ def quantise_onnx(
     """Replace a bundle's float32 files by files in 8 or 4 bits.
 
     Args:
-        folder: folder of the bundle, not sealed yet, with the files that `write_onnx` made in
-            float32.
-        spec: contents of the bundle's policy.yaml.
-        precision: one of `QUANTISED`.
-        cases: cases to take the ranges from, for one row and for two; PyTorch's outputs are added.
-        beside: precision of the large matrices that are not rounded so.
-        attention: form of attention in the new files.
+        folder: has the float32 files of `write_onnx`; not sealed yet.
+        cases: for one row and for two, to take the ranges from; PyTorch's outputs are added.
         advance: called with 1 for each of the `quantised_steps`.
 
-    Raises:
-        ExportError: as `Reference`.
+    Raises ExportError: as `Reference`.
     """
     ranges = measured_ranges(folder, spec, cases, precision, advance=advance)
     shutil.rmtree(folder / ONNX_FOLDER)
@@ -111,14 +105,9 @@ def measured_ranges(
     *,
     advance: Callable[[int], object] = lambda count: None,
 ) -> dict[str, Range]:
-    """Run the float32 files; return the smallest and largest number of each product's input.
+    """Run the float32 files; return each product's input range by matrix names (`EightBits`).
 
-    Args:
-        folder, spec, cases, precision: as for `quantise_onnx`.
-        advance: called with 1 once PyTorch has run, and after each graph.
-
-    Returns:
-        the ranges by the names of the products' matrices, see `EightBits`
+    Arguments as for `quantise_onnx`; `advance` gets 1 after PyTorch and after each graph.
     """
     sizes = distinct_image_sizes(spec.dims)
     reference = Reference(spec, BundleWeights(folder / WEIGHTS_FILE))
@@ -126,7 +115,7 @@ def measured_ranges(
     reference.prefixes(list(cases))
     table = reference.chunks(list(cases))
     advance(1)
-    # Made one by one as the graphs are run.
+    # Generated as the graphs run.
     feeds: dict[str, Iterator[Feed]] = {
         name: _vision_feeds(cases, size)
         for size, name in zip(sizes, vision_names(len(sizes)), strict=True)
@@ -171,13 +160,7 @@ def _ranges_of(
 def inputs_of_products(
     graph: onnx.GraphProto, matrices: set[str], precision: Precision = 'int8'
 ) -> list[tuple[str, str]]:
-    """Names of matrix and input of every product that is rounded.
-
-    Args:
-        graph: a float32 graph, without its weights.
-        matrices: names of those that may be in half.
-        precision: one of `QUANTISED`.
-    """
+    """Names of matrix and input of every product that is rounded, in a float32 graph."""
     constants = {item.name: item for item in graph.initializer}
     is_rounded = _in_four_bits if precision == 'nvfp4' else _in_eight_bits
     return [

@@ -1,12 +1,11 @@
 """Matrix products of which both factors are rounded to fewer bits (`eight_bits`, `four_bits`).
 
-Matrices side by side with a bias (queries, keys and values of a vision tower) are a product each,
-joined by Concat, in files with half beside, which are for TensorRT: of one product that is cut into
-heads it moves the matrix's scales to where it is cut, and multiplies a rounded input by a float32
-matrix. It joins the products itself. Files with float32 beside are for a CPU, and there one product
-it is: of several over one input ONNX Runtime computes none in 8 bits.
+With half beside (for TensorRT), matrices with a bias over one input (q, k and v of a vision tower)
+are separate products joined by Concat: of one product cut into heads TensorRT moves the scales to
+the cut and multiplies by a float32 matrix. With float32 beside (for a CPU) they are one product:
+ONNX Runtime computes none of several over one input in 8 bits.
 
-Invariant: what enters and leaves is float32; whoever wants half casts afterwards.
+Operands and results are float32.
 """
 
 from __future__ import annotations
@@ -27,13 +26,9 @@ _MLP_RATIO = 2
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of the bundle, or several side by side.
+    """A matrix (in, out) of the bundle, or several side by side with names joined by `+`.
 
-    Attributes:
-        name: name in the bundle; several are joined by `+`.
-        dtype: type that the traced network has it in.
-        shape: (in, out).
-        make: reads it as float32.
+    `dtype`: type in the traced network; `make` reads it as float32.
     """
 
     name: str
@@ -50,11 +45,8 @@ def leaves_mlp(rows: int, columns: int) -> bool:
 class QuantisedProducts(ABC):
     """The products of a bundle's graphs that are in fewer bits.
 
-    Args:
-        ranges: smallest and largest number of each product's input, by the names of its matrices,
-            joined as the graphs join them.
-        beside: precision of the other large matrices.
-        precision: one of `QUANTISED`.
+    `ranges`: of each product's input by matrix names; `beside`: precision of the other large
+    matrices.
     """
 
     def __init__(
@@ -75,15 +67,9 @@ class QuantisedProducts(ABC):
     def products(
         self, graph: GraphWriter, x: Value, name: str, matrices: Sequence[Matrix]
     ) -> list[Value]:
-        """Write the products of a float32 value (…, in) and matrices, over one rounded input.
+        """Write the products (…, out) of a float32 value (…, in), rounded once, and matrices.
 
-        Args:
-            graph: graph to write into.
-            x: the input.
-            name: of the matrices, joined as the ranges' are.
-
-        Returns:
-            the products (…, out), float32
+        `name`: matrix names as in the ranges.
         """
         left = self._rounded(graph, x, max(map(abs, self._ranges[name])))
         return [self._product(graph, left, matrix) for matrix in matrices]

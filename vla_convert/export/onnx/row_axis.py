@@ -1,9 +1,8 @@
 """One graph for any number of prompt rows, made of those for two and for three.
 
-The two graphs have the same nodes, because the same module was traced. All that differs are numbers
-of rows in shapes: ports, and constants that nodes take as shapes. Each such constant is a + (R-2) b
-for R rows; so it becomes -1 where a Reshape finds it by itself, else it is computed from the shape
-of an input. Nothing else is touched: for the same rows the same operators run on the same numbers.
+Both traces have the same nodes; only numbers of rows in shapes differ. Each such constant is a +
+(R-2) b for R rows: it becomes -1 where a Reshape infers it, else it is computed from an input's
+shape.
 """
 
 from __future__ import annotations
@@ -22,21 +21,15 @@ _AXIS = 'rows'
 
 
 def with_row_axis(two: GraphWriter, three: GraphWriter, counted: str) -> onnx.ModelProto:
-    """Return the graph with an axis `rows` of any length from 1.
+    """Return the graph with an axis `rows` of any length, from those traced with 2 and 3 rows.
 
-    Args:
-        two, three: the same network written for two and for three rows.
-        counted: an input whose first axis is the rows.
-
-    Raises:
-        ExportError: the graphs differ in more than numbers of rows.
+    `counted`: input whose first axis is the rows. Raises ExportError: graphs that differ
+    otherwise.
     """
     return _Merge(two, three, counted).run()
 
 
 class _Merge:
-    """The state of making one graph."""
-
     def __init__(self, two: GraphWriter, three: GraphWriter, counted: str) -> None:
         self._model = two.model()
         self._values = (two.values, three.values)
@@ -73,7 +66,7 @@ class _Merge:
         return self._model
 
     def _differs(self, name: str, other: str) -> bool:
-        """Return whether two inputs at the same place are constants of different numbers."""
+        """Return whether two inputs at the same position are constants of different numbers."""
         one, two = self._known[0].get(name), self._known[1].get(other)
         if one is None and two is None:
             if name != other:

@@ -4,13 +4,12 @@
                                int8 matrix of -1, 0, 1 ─ DequantizeLinear ─ MatMul ─ by the scale
 
 Invariants:
-- the token's scale is computed, so what is rounded is in whole numbers already: QuantizeLinear with
-  the scale 1 rounds to the nearest, halves to even, and clamps;
-- the matrix's scale stands in its DequantizeLinear, once a column, as the rules of products in 8
-  bits want it; query projections have that of the scores multiplied in;
-- layers over one input are one product.
-Any runtime that multiplies such pairs in 8 bits computes whole numbers, and one that multiplies
-them in float32 computes the same.
+- the token's scale makes whole numbers, so QuantizeLinear with scale 1 rounds (halves to even) and
+  clamps;
+- the matrix's scale is in its DequantizeLinear, once a column; query projections include
+  attention's;
+- layers over one input are one product. Runtimes give the same whole numbers in 8 bits and in
+  float32.
 """
 
 from __future__ import annotations
@@ -39,13 +38,7 @@ _EDGE = 0.02
 
 
 class TernaryMatrix(NamedTuple):
-    """A layer of the bundle.
-
-    Attributes:
-        name: name of its packed weights.
-        outputs: rows of its matrix.
-        scale: () float32, with that of the scores of a query projection.
-    """
+    """Packed weights' name and scale () float32, which includes attention's in queries."""
 
     name: str
     outputs: int
@@ -120,17 +113,11 @@ def code_tensors(graph: onnx.GraphProto) -> list[str]:
 
 
 class GivenCodes(DispatchMode):
-    """Context in which PyTorch's networks go on from codes that a graph made.
+    """Context in which PyTorch's networks continue from a graph's codes, in the layers' order.
 
-    A number on the edge between two codes goes where the last bit of a sum sends it, and takes a
-    whole token with it. With the graph's codes everything else can be compared to the last bits.
-
-    Args:
-        codes: the graph's codes, in the order of its layers.
-        precision: precision of the graph's other matrices.
-
-    Attributes:
-        faults: number of codes that do not stand for PyTorch's number.
+    A number between two codes follows the last bit of a sum and changes a whole token. With the
+    graph's codes all else compares to the last bits. `faults` counts codes that do not match
+    PyTorch's.
     """
 
     def __init__(self, codes: Sequence[np.ndarray], precision: str) -> None:
@@ -159,16 +146,7 @@ class GivenCodes(DispatchMode):
 def ternary_faults(
     paths: Iterable[Path], weights: BundleWeights, factors: Mapping[str, float]
 ) -> list[str]:
-    """List the ternary matrices that are not the bundle's.
-
-    Args:
-        paths: paths of the graphs; their weights are read, one matrix at a time.
-        weights: weights of the bundle.
-        factors: parameter name to the factor that the graphs multiply its numbers by.
-
-    Returns:
-        one sentence per fault, naming the file and the matrix
-    """
+    """List the ternary matrices that are not the bundle's; arguments as for `matrix_faults`."""
     faults, seen = [], set()
     for path in paths:
         graph = onnx.load(path, load_external_data=False).graph

@@ -1,8 +1,7 @@
 """Record the operators of a network, without numbers.
 
-In PyTorch's inference mode a dispatch mode is called with the operators that Python calls, before
-PyTorch writes any of them in others. Its own tracers record the same ones and note much more, such
-as each node's line of Python; they take four times as long.
+A dispatch mode inside PyTorch's inference mode sees the operators before decomposition. PyTorch's
+own tracers record the same ones and take four times as long.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ class Trace:
     """The operators of one module, in the order that they ran in.
 
     Attributes:
-        graph: ATen operators as PyTorch's functions call them (a linear layer is one node). Every
-            node has in its `meta` the output's shape and dtype (`val`) and the submodule that it
-            ran in (`module`: path and class). Its placeholders are the parameters, the buffers and
-            the arguments; those of a mapping one by one.
-        parameters: their names, in the order of the placeholders.
+        graph: ATen operators as PyTorch's functions call them (a linear layer is one node).
+            Each node's `meta` has the output's shape and dtype (`val`) and its submodule
+            (`module`: path and class). Placeholders: parameters, buffers, then arguments, those of
+            a mapping one by one.
+        parameters: names in the order of the placeholders.
         buffers: buffers by name, in the order of the placeholders.
-        constants: tensors that `forward` makes from a list, by the target of their node.
+        constants: tensors made from lists in `forward`, by node target.
     """
 
     graph: Graph
@@ -46,12 +45,7 @@ class Trace:
 
 
 def trace(module: nn.Module, *arguments: Any) -> Trace:
-    """Run a module once and record its operators.
-
-    Args:
-        module: module with parameters on the meta device.
-        arguments: arguments of its `forward`: tensors on the meta device, and mappings of them.
-    """
+    """Run a module once, all tensors on the meta device, and record its operators."""
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     recorder = _Recorder()
     for tensor in (*parameters.values(), *buffers.values(), *pytree.tree_leaves(arguments)):
@@ -64,13 +58,10 @@ def trace(module: nn.Module, *arguments: Any) -> Trace:
     return Trace(graph, tuple(parameters), buffers, recorder.constants)
 
 
-# Attribute of a tensor.
 _NODE = '_node_of_trace'
 
 
 class _Recorder(DispatchMode):
-    """Context that writes every operator into `graph`."""
-
     def __init__(self) -> None:
         super().__init__()
         self.graph = Graph()
@@ -100,17 +91,17 @@ class _Recorder(DispatchMode):
         return result
 
     def note(self, node: Node, tensor: Tensor) -> None:
-        """Let a node stand for a tensor that is given, from now on."""
+        """Let a node stand for a given tensor from now on."""
         node.meta['val'] = tensor
         self._nodes[id(tensor)] = node
 
     def _note_made(self, node: Node, value: Any) -> None:
-        """Let a node stand for the result of an operator, from now on."""
+        """Let a node stand for an operator's result from now on."""
         node.meta['val'] = _like(value)
         if id(value) in self._nodes:
             self._nodes[id(value)] = node
         elif isinstance(value, Tensor):
-            # Nothing else may hold it: PyTorch 2.4 would hand a copy of it to `forward`.
+            # Nothing else may refer to it: PyTorch 2.4 would pass a copy to `forward`.
             setattr(value, _NODE, node)
 
     def node_of(self, tensor: Tensor) -> Node:

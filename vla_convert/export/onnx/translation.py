@@ -1,11 +1,9 @@
 """From a traced PyTorch module to nodes of an ONNX graph.
 
-The trace is PyTorch's own (`tracing.py`, of a network without numbers), so what is exported is what
-runs. Four rewrites that change no result beyond rounding are made on the way:
-- what depends on weights alone is computed now, such as `1 + weight` of every norm;
-- linear layers that read the same tensor become one matrix product (gate and up; q, k and v);
-- where all outputs of such a product are concatenated again in order, Split and Concat are left
-  out (q, k and v, whose heads are rotated in one go);
+`tracing.py` records what PyTorch runs. Four rewrites change no result beyond rounding:
+- what depends on weights alone is computed at export, such as `1 + weight` of every norm;
+- linear layers over one tensor become one matrix product (gate and up; q, k and v);
+- Split and Concat are left out where all outputs of such a product are concatenated in order;
 - attention's 1/sqrt(head_dim) goes into the query projection's weights.
 """
 
@@ -44,15 +42,8 @@ class _Weight:
 class Translator:
     """Writes traced modules into one graph.
 
-    Args:
-        graph: graph to write into.
-        scales: parameter name to the factor that its numbers are multiplied by.
-        tokens_on_host: take the rows of the text table that the input `tokens` names as an input of
-            their own, and leave the table out.
-        quantised: products to write in fewer bits.
-
-    Attributes:
-        token_embedding: name of the table that was left out; empty without one.
+    `scales`: parameter name to factor; `tokens_on_host`: take the text table's rows as an input,
+    named in `token_embedding`, and leave the table out; `quantised`: products in fewer bits.
     """
 
     def __init__(
@@ -72,19 +63,11 @@ class Translator:
         self.token_embedding = ''
 
     def write(self, trace: Trace, prefix: str, inputs: Sequence[Value]) -> list[Value]:
-        """Write one traced module.
+        """Write one traced module; return its outputs in order.
 
-        Args:
-            trace: trace of the module, on the meta device.
-            prefix: prefix of the module's parameters in the bundle (``'vision.'`` for the vision
-                tower); a leading ``network.`` is dropped.
-            inputs: a graph value for each argument, in order; those of a mapping one by one.
-
-        Returns:
-            The module's outputs in order.
-
-        Raises:
-            ExportError: an operator without an ONNX form, or a constant without numbers.
+        `prefix` of the parameters in the bundle is ``'vision.'`` for the vision tower; a leading
+        ``network.`` is dropped. `inputs` has a value for each argument, those of a mapping one by
+        one. Raises ExportError: an operator without an ONNX form, or a constant without numbers.
         """
         translation = _Translation(
             self._graph,
@@ -100,8 +83,6 @@ class Translator:
 
 
 class _Translation:
-    """The state of writing one module."""
-
     def __init__(
         self,
         graph: GraphWriter,
@@ -134,7 +115,7 @@ class _Translation:
 
     def _place_inputs(self, trace: Trace, nodes: list[Node], inputs: Sequence[Value]) -> None:
         given = iter(node for node in nodes if node.op == 'placeholder')
-        # Names first: where they end, zip has taken no node more.
+        # Names first: zip then takes no extra node.
         for name, node in zip(trace.parameters, given, strict=False):
             full_name = self._prefix + name.removeprefix('network.')
             self._known[node] = _Weight(full_name, node.meta['val'])
@@ -246,15 +227,12 @@ class _Translation:
         self._known.update(zip(nodes, parts, strict=True))
 
     def _product(self, x: Value, weights: list[_Weight | Tensor], *, widened: bool) -> Value:
-        """Write the product of x and matrices side by side.
-
-        Its type is that of the matrices; `widened` leaves one in fewer bits in float32, for a bias.
-        """
+        """Write the product of x and matrices side by side."""
         graph, quantised = self._graph, self._quantised
         if isinstance(weights[0], _Weight):
             matrix = self._joined(weights, transposed=True)
             if quantised is not None and quantised.takes(matrix):
-                # Rounded once, and not to half before.
+                # Rounded once, without half in between.
                 single = graph.single(graph.before_cast(x))
                 # One product each where a bias follows, see `quantised_products`.
                 cut = widened and quantised.apart
@@ -288,7 +266,6 @@ class _Translation:
         return self._graph.initializer(stored, one.dtype)
 
     def _joined(self, weights: list[_Weight | Tensor], transposed: bool) -> Matrix:
-        """Return matrices side by side as one."""
         named = [weight for weight in weights if isinstance(weight, _Weight)]
         rows, columns = sum(weight.traced.shape[0] for weight in named), named[0].traced.shape[1]
 
@@ -302,11 +279,6 @@ class _Translation:
 
 
 def _numbers(tensor: Tensor, node: Node, name: str) -> Tensor:
-    """Return a constant or buffer of a traced module.
-
-    Raises:
-        ExportError: it was made on PyTorch's meta device, so its numbers were never there.
-    """
     if tensor.is_meta and node.users:
         modules = {user.meta['module'] for user in node.users if 'module' in user.meta}
         where = ', '.join(sorted(f"'{path}' ({kind})" if path else kind for path, kind in modules))

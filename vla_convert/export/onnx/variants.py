@@ -1,7 +1,6 @@
-"""Variants of an exported graph with float32 inputs and outputs, which any ONNX Runtime takes.
+"""Variants of an exported graph for verification, in memory, with float32 inputs and outputs.
 
-They exist for verification alone, in memory: the weights stay in their file, and every rounding to
-half of the real graph is kept.
+The weights stay in their file, and every rounding to half is kept.
 """
 
 from __future__ import annotations
@@ -18,15 +17,12 @@ _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def comparable(path: Path, *, widen_bfloat16: bool, show_codes: bool = False) -> bytes:
-    """A graph whose inputs and outputs are float32 where the file's are in half.
+    """Return a graph with float32 inputs and outputs in place of half ones.
 
-    Args:
-        widen_bfloat16: compute bfloat16 matrix products in float32 and round their results: what
-            a device does that sums in float32, on one that knows no bfloat16 products.
-        show_codes: hand out the codes of the tokens that ternary matrices multiply too.
+    `widen_bfloat16`: compute bfloat16 products in float32 and round their results, for runtimes
+    without them; `show_codes`: also output the codes of tokens that ternary matrices multiply.
     """
     model = onnx.load(path, load_external_data=False)
-    # As the engine runs it.
     emulate(model)
     _widen_ports(model.graph)
     if widen_bfloat16:
@@ -57,7 +53,6 @@ def _widen_ports(graph: onnx.GraphProto) -> None:
 
 
 def _rename(graph: onnx.GraphProto, name: str) -> str:
-    """Give the tensor another name in all nodes; returns it."""
     inner = f'{name}/half'
     for node in graph.node:
         for names in (node.input, node.output):

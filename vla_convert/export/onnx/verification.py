@@ -1,12 +1,9 @@
 """The receipt of exported networks: every file against PyTorch, and what was found.
 
-First the types in every graph are checked (`precision.py`). Then its numbers are compared with
-those of the PyTorch modules in float32 on the seeded inputs of `cases.py`: each output of each file
-on PyTorch's own inputs, then whole chunks, decomposed and monolithic, each file fed with the
-outputs of the one before. The time table is compared for every number of denoise steps that the
-settings allow, by float32's bound. One file runs at a time, so that memory holds the weights once.
-
-Errors and bounds are those of `receipt`.
+`precision.py` checks the types; then outputs are compared with PyTorch's in float32 on the inputs
+of `cases.py`: each file on PyTorch's inputs, then whole chunks, decomposed and monolithic. The
+time table is compared for every allowed number of denoise steps, by float32's bound. One file runs
+at a time. Errors and bounds are those of `receipt`.
 """
 
 from __future__ import annotations
@@ -95,19 +92,13 @@ def verify_onnx(
     """Compare a bundle's ONNX files with its PyTorch modules.
 
     Args:
-        spec: contents of the bundle's policy.yaml.
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
-        advance: function called with 1 for each of the `verification_steps`.
-        keep: function called with the cases and PyTorch's outputs, once all are compared.
-        cases: cases to compare on; None: seeded ones, and for int8 those that the export recorded.
+        advance: gets 1 for each of the `verification_steps`.
+        keep: gets the cases with PyTorch's outputs at the end.
+        cases: None: seeded ones, for int8 those that the export recorded.
 
-    Returns:
-        The receipt; ask it for `failures`.
-
-    Raises:
-        VerificationError: a graph that breaks the rules of precision, or matrices in int8 that
-            are not the bundle's.
-        ValueError: files missing, or a provider that is not here.
+    Raises VerificationError: a graph breaks the type rules, or int8 matrices are not the bundle's;
+    ValueError: missing files or provider.
     """
     placement = Placement.of(device)
     image_sizes = len(distinct_image_sizes(spec.dims))
@@ -135,19 +126,10 @@ def verification_steps() -> int:
 def check_graphs(
     folder: Path, image_sizes: int = 1, monolithic: bool = True
 ) -> tuple[Precision, Precision]:
-    """Check the types in all graphs of a bundle.
+    """Check the types of all graphs; return the precisions of products and of those beside int8.
 
-    Args:
-        image_sizes: number of different sizes among the cameras' images.
-        monolithic: the baseline is there, unless the files are in 8 or 4 bits.
-
-    Returns:
-        The precision of their matrix products, and of those that int8 leaves out (else the same).
-
-    Raises:
-        VerificationError: a graph with a type that no part of a policy is computed in, or half
-            precision where it was not asked for.
-        ValueError: a file is missing or no ONNX file.
+    `image_sizes`: different sizes among the cameras; `monolithic`: the baseline is there, unless
+    in 8 or 4 bits. Raises VerificationError: a forbidden type; ValueError: no such ONNX file.
     """
     names = engine_graphs(ROWS, image_sizes)
     check_graph_files(folder, names)
@@ -206,7 +188,7 @@ def receipt_dict(receipt: Receipt) -> dict[str, Any]:
 
 
 class _Verifier:
-    """Runs the files one after the other and collects comparisons."""
+    """Runs the files one by one and collects comparisons."""
 
     def __init__(
         self,
@@ -230,10 +212,10 @@ class _Verifier:
         self._own: list[dict[str, np.ndarray]] = [{} for _ in self.cases]
         self._errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
         self._chunks: list[ChunkComparison] = []
-        # Of every chunk, (horizon, actions) in the robot's units.
+        # By chunk, (horizon, actions) in the robot's units.
         self._in_units: list[np.ndarray] = []
         self._decoder = answer_decoder(find_family(spec.family), spec.dims, folder, spec.tokenizer)
-        # Tokens that are as PyTorch's, of all.
+        # Tokens equal to PyTorch's, and all.
         self._tokens = [0, 0]
         self._judged = judged_as(precision, find_family(spec.family).rounds_activations)
         self._reference = Reference(spec, BundleWeights(folder / WEIGHTS_FILE))
@@ -443,7 +425,7 @@ class _Verifier:
 
     def _open(self, path: Path, show_codes: bool = True) -> Session:
         options = session_options()
-        # Weights are used where they lie in the file: no packed and no converted second copy.
+        # Weights are used in the file: no packed or converted copy.
         options.add_session_config_entry('session.disable_prepacking', '1')
         options.enable_cpu_mem_arena = False
         skipped = list(SKIPPED_REWRITES.get(self._precision, ()))
@@ -462,7 +444,7 @@ class _Verifier:
         return [(case, own) for case, own in pairs if case.rows == rows]
 
     def _note_codes(self, file: str, codes: GivenCodes) -> None:
-        """Note what of a graph's codes is not as PyTorch rounds; any makes the receipt fail."""
+        """Note codes that PyTorch rounds otherwise; any makes the receipt fail."""
         self._errors.setdefault((file, 'codes'), []).append((float(codes.faults),) * 2)
 
     def _compare(self, file: str, tensor: str, found: np.ndarray, expected: np.ndarray) -> None:

@@ -1,8 +1,7 @@
 """The one file that holds the weights of all ONNX graphs of a bundle.
 
-Every graph names its tensors by place in this file (ONNX external data), so one and two prompt rows
-and the monolithic graph share one copy. A tensor is read, converted and written on its own: no
-second copy of the weights is ever in memory.
+Every graph names its tensors by offset in this file (ONNX external data), so all share one copy.
+Tensors are read, converted and written one by one.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from vla_runtime.bundle.tensors import StoredTensor, read_header
 
 # Offsets that a runtime can map straight into memory.
 _ALIGNMENT = 4096
-# Smaller tensors stand in the graph itself, where shape inference and parsers see their values.
+# Smaller tensors are in the graph itself, where shape inference and parsers see their values.
 _INLINE_BYTES = 1024
 _BLOCK_BYTES = 1 << 24
 _STORED = {
@@ -59,11 +58,7 @@ class BundleWeights:
         return self._stored[name].shape
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor as float32, packed weights as they are.
-
-        Raises:
-            ExportError: it has numbers that are not finite.
-        """
+        """Return a tensor as float32, packed weights as they are; ExportError: not finite."""
         stored = self._stored[name]
         buffer = bytearray(stored.size)
         with stored.path.open('rb') as file:
@@ -84,12 +79,7 @@ class BundleWeights:
 
 
 class WeightFile:
-    """Writes tensors to weights.data and knows where each lies.
-
-    Args:
-        folder: folder of the graphs; the file is made there.
-        advance: called with the bytes of each written block.
-    """
+    """Writes tensors to weights.data and records offsets; `advance` gets each block's bytes."""
 
     def __init__(self, folder: Path, advance: Callable[[int], object] = lambda count: None) -> None:
         self._file = (folder / WEIGHTS_DATA).open('wb')
@@ -116,10 +106,7 @@ class WeightFile:
     ) -> onnx.TensorProto:
         """Return a weight; one name stands for the same numbers in every graph.
 
-        Args:
-            name: name of the weight and of what was done to it.
-            dtype, shape: dtype and shape of the result of `make`, once converted.
-            make: reads the tensor; called the first time only.
+        `dtype` and `shape` are those after conversion; `make` is called the first time only.
         """
         if name not in self._places:
             self._places[name] = self._write(make().to(dtype))

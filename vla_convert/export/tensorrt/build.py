@@ -67,8 +67,8 @@ _ENDING = '.engine'
 class MemoryEstimate:
     """Memory that building one engine takes, in bytes.
 
-    The parser holds the weights on the host, the builder copies them to the device to try kernels
-    on, and the finished engine is held on the host once more before it is written.
+    The parser holds the weights on the host, the builder copies them to the device, and the
+    finished engine is on the host once more.
     """
 
     device: int
@@ -80,13 +80,9 @@ class MemoryEstimate:
         return cls(device=device, host=2 * weight_bytes + _OVERHEAD_BYTES)
 
     def shared_swap(self, free_bytes: int) -> int | None:
-        """Swap that a build takes where one memory is the host's and the GPU's, as on a Jetson.
+        """Return the swap (bytes) of a build in memory shared with the GPU, as on a Jetson.
 
-        Args:
-            free_bytes: free bytes of that memory.
-
-        Returns:
-            bytes, or None where swap does not help: what a GPU works on is never swapped out
+        None: swap does not help, since what a GPU works on is never swapped out.
         """
         if self.device > free_bytes:
             return None
@@ -98,17 +94,13 @@ class BuildPlan:
     """Plan of a build.
 
     Attributes:
-        folder: folder that the engines go to.
         rows: most prompt rows.
         graphs: facts of every engine's ONNX file, by engine name.
-        digests: SHA-256 of each graph and its weights, by their names in the bundle.
-        done: engines that are there already and need not be built.
-        passed: SHA-256 of the files that these were compared with (`store.Metadata`).
-        precision: precision of the ONNX files.
-        beside: precision of the products that int8 leaves out; else the same.
-        workspace_bytes: scratch memory that a layer may take.
-        estimate: memory of the largest build.
-        timing_cache: file of the kernel times that builds measure, read and written.
+        digests: SHA-256 of each graph and its weights, by bundle file name.
+        done: engines that need not be built; passed: SHA-256 of files they were compared with
+            (`store.Metadata`).
+        beside: precision of products that int8 leaves out; else the same.
+        workspace_bytes: scratch memory of a layer.
         targets: compute capabilities that TensorRT for RTX builds for; else empty.
     """
 
@@ -151,21 +143,15 @@ def plan_build(
     """Check files and memory and plan the build; build nothing.
 
     Args:
-        bundle: the bundle's folder, with its ONNX files.
-        adapter: the TensorRT at hand.
-        runtime: the GPU at hand; None to build without one, for targets.
-        rows: most prompt rows to build for.
-        files: SHA-256 of the bundle's files by name, as in its policy.yaml (they must be compared
-            with it before anything is built from them); what it does not have is hashed here.
-        precision: precision that the ONNX files must have; None takes theirs.
-        workspace_bytes: scratch memory that a layer may take.
-        force: rebuild existing engines.
-        targets: compute capabilities that TensorRT for RTX builds for; none: those of engines that
-            are there for the GPU at hand, or else its own.
+        runtime: None to build for `targets` without a GPU.
+        files: SHA-256 by name as in policy.yaml, to be compared before a build; others are
+            hashed here.
+        precision: that the ONNX files must have; None: theirs.
+        targets: compute capabilities for TensorRT for RTX; none: those of existing engines,
+            else this GPU's.
 
-    Raises:
-        ValueError: ONNX files that are missing, of another precision, or not readable by
-            this TensorRT; or a build that cannot fit into memory.
+    Raises ValueError: ONNX files that are missing, of another precision, or not readable by this
+    TensorRT; or a build that cannot fit into memory.
     """
     folder = bundle / ONNX_FOLDER
     files_of = {name: graph_of(name) for name in ENGINES}
@@ -275,18 +261,10 @@ def build_engines(
     progress: Progress | None = None,
     report: Callable[[str, EngineFile], object] = lambda name, entry: None,
 ) -> Metadata:
-    """Build the planned engines, and try to load each.
+    """Build the planned engines, and try to load each; keep the fastest of `captures`.
 
-    Args:
-        plan: plan made by `plan_build`.
-        adapter, runtime: the TensorRT and the GPU at hand.
-        captures: number of captures of each CUDA graph at load, of which the fastest is kept.
-        progress: called with the progress of a build, where this TensorRT reports it.
-        report: called with each engine once it is written.
-
-    Raises:
-        TensorRTError: a graph cannot be built; engines that were finished stay.
-        OSError: the folder cannot be written.
+    Raises TensorRTError: a graph cannot be built; engines that were finished stay; OSError: the
+    folder cannot be written.
     """
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
@@ -324,11 +302,7 @@ def build_engines(
 def tie_to_device(
     folder: Path, metadata: Metadata, adapter: TensorRT, runtime: CudaRuntime
 ) -> Metadata:
-    """Return the metadata of engines that were built elsewhere, for the GPU at hand.
-
-    Raises:
-        TensorRTError: one of them is no engine for it.
-    """
+    """Return the metadata of engines built elsewhere, for this GPU; TensorRTError: unloadable."""
     engines = {
         name: replace(entry, scratch_bytes=_scratch_bytes(folder / entry.file, adapter, runtime))
         for name, entry in metadata.engines.items()
@@ -344,11 +318,7 @@ def tie_to_device(
 
 
 def check_fits(estimate: MemoryEstimate, runtime: CudaRuntime | None) -> None:
-    """Refuse a build that cannot fit, before it takes an hour to find out.
-
-    Raises:
-        ValueError: too little memory; says what it needs, what is free, and what can be done.
-    """
+    """Refuse a build that cannot fit into memory (ValueError: needs, free bytes, remedies)."""
     free_host, free_swap = available_host_bytes(), free_swap_bytes()
     if runtime is not None and runtime.info.integrated:
         if free_host is None:
@@ -491,16 +461,9 @@ _ATTENTION = (10, 14)
 
 
 def unsupported(graph: GraphFacts, precision: Precision, version: str, rtx: bool) -> list[str]:
-    """List the parts of a graph that a TensorRT release cannot read.
+    """List what a TensorRT release, such as `10.3.0`, cannot read: operators, their set, types.
 
-    Args:
-        graph: facts of the graph.
-        precision: precision of its large matrices.
-        version: version of TensorRT, such as `10.3.0`.
-        rtx: that for RTX, which has version numbers of its own.
-
-    Returns:
-        operators, a newer operator set, bfloat16; empty where it reads all
+    `rtx`: TensorRT for RTX, which has version numbers of its own.
     """
     if rtx:
         return []

@@ -1,10 +1,8 @@
 """The receipt of built engines: the loaded engine against what PyTorch gave in float32.
 
-The cases are those that the export recorded in the bundle (`engines.recorded_cases`), so this needs
-numpy beside TensorRT, and no PyTorch. They go through the engine as the policy uses it: what vision
-and prefix leave in their buffers, each fed with what the one before it gave; every step alone, from
-PyTorch's x; x from the noise on (its growth), and the chunk of the captured loop. Bounds are those
-of the ONNX files (`receipt`).
+The cases are those of the export (`engines.recorded_cases`), so PyTorch is not needed. They run as
+in the policy: vision and prefix in sequence; every step alone from PyTorch's x; x from the noise
+on (its growth); and the captured chunk. Bounds are those of the ONNX files (`receipt`).
 """
 
 from __future__ import annotations
@@ -41,25 +39,15 @@ from vla_runtime.files.json_file import JsonError, read_json
 from vla_runtime.inference.denoise import case_schedule
 from vla_runtime.inference.recorded_check import read_back
 
-# --------------------------------------------------------------------------------------------------
-# Receipt files in the engines' folder: `verification.json` and `rejected.json`.
-#
-# `verification.json` lists the SHA-256 of the engines that were compared, and of the weights and
-# the recorded cases that they were compared with; it covers no others. `engine.json` then says what
-# was passed: without that nothing loads the engines (`store`). Engines whose numbers are wrong are
-# not kept: `rejected.json` has what was found, and is no receipt.
+# --- Receipt files: `verification.json` lists the SHA-256 of the compared engines, weights and
+# cases; nothing loads engines that `engine.json` does not call passed (`store`). `rejected.json`
+# has the findings on engines with wrong numbers, which are removed.
 
 Engines = Mapping[str, EngineFile]
 
 
 def compared_files(folder: Path, engines: Engines, files: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of the compared files, engines, weights and cases, by name.
-
-    Args:
-        folder: folder of the engines, which are read.
-        engines: engines by name.
-        files: SHA-256 of the bundle's files by name, as in its policy.yaml.
-    """
+    """Return the SHA-256 of compared files, engines, weights and cases, by policy.yaml's names."""
     digests = {entry.file: file_sha256(folder / entry.file) for entry in engines.values()}
     return {**passed_on(files), **digests}
 
@@ -85,10 +73,7 @@ def keep(
 def reject(
     folder: Path, engines: Engines, document: Mapping[str, Any], failures: list[str]
 ) -> None:
-    """Remove engines with wrong numbers, and record the comparison.
-
-    `engine.json` goes first: without it nothing loads them.
-    """
+    """Remove engines with wrong numbers, `engine.json` first, and record the comparison."""
     (folder / METADATA).unlink()
     forget(folder)
     _write(folder / REJECTION, {'failures': failures, **document})
@@ -106,9 +91,6 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(document, indent=1) + '\n')
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 def verify_built(
     bundle: Bundle,
     metadata: Metadata,
@@ -118,16 +100,8 @@ def verify_built(
 ) -> Receipt:
     """Load the engines that were built on this machine and compare them with recorded cases.
 
-    Args:
-        metadata: contents of `engine.json`.
-        device: `cuda` or `cuda:N`.
-        advance: called with 1 after each case.
-
-    Returns:
-        The receipt; ask it for `failures`.
-
-    Raises:
-        ValueError: no recorded cases, or as `TensorRTEngine.load`.
+    `device`: `cuda` or `cuda:N`; `advance` gets 1 after each case. Raises ValueError: no recorded
+    cases, or as `TensorRTEngine.load`.
     """
     cases, facts = read_cases(bundle.folder)
     cases = [case for case in cases if case.rows <= metadata.rows]
@@ -255,7 +229,7 @@ def _single_steps(engine: TensorRTEngine, case: Case) -> dict[str, tuple[float, 
 
 
 def _growth(engine: TensorRTEngine, case: Case) -> list[float]:
-    """The largest error of x after each step, from the noise on."""
+    """The largest error of x after each step, starting from the noise."""
     engine.load_step_inputs(case.step_inputs)
     growth = []
     for index in range(len(case.plan_weight)):

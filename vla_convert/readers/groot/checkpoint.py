@@ -1,8 +1,8 @@
 """Checkpoints of GR00T: LeRobot's folders of type `groot` (N1.5, N1.7), NVIDIA's (N1.6, N1.7).
 
-Such a folder holds encoders and decoders of every embodiment; the bundle gets the slice of one. It
-names neither the heads of its attentions nor the tokenizer. NVIDIA's own folders of N1.5 are
-recognised and refused: the order of their joints is in the training project's Python code.
+A folder holds encoders and decoders of every embodiment; the bundle gets those of one. It names
+neither attention heads nor the tokenizer. NVIDIA's N1.5 folders are refused: the order of their
+joints is in the training project's Python code.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.families.groot.declaration import N15_PROMPT
 from vla_runtime.families.groot.dimensions import GrootDims
 
-# --------------------------------------------------------------------------------------------------
-# Names of GR00T's tensors, of every version, as NVIDIA and LeRobot write them, to ours.
+# --- Tensor names of every version, NVIDIA's and LeRobot's
 
 # LeRobot puts this before NVIDIA's names.
 _GROOT = r'(?:_groot_model\.)?'
@@ -148,8 +147,6 @@ NAMES = TensorNames(
 SLICED = ('state_encoder.', 'action_encoder.', 'action_decoder.')
 
 
-# --------------------------------------------------------------------------------------------------
-
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -172,7 +169,7 @@ class GrootReader(CheckpointReader):
         r'steps\[\d+\]\.config\.(language_key|env_action_dim|model_name|state_dropout_prob)',
         r'steps\[\d+\]\.config\.(libero_gripper_binarize|valid_action_horizon)',
         r'steps\[\d+\]\.config\.video_(horizon|modality_keys)',
-        # NVIDIA's, which writes the processor's settings into config.json too.
+        # NVIDIA also writes the processor's settings into config.json.
         'model_(type|dtype|name|revision)|backbone_(model_type|embedding_dim|trainable_params_fp32)',
         'select_layer|load_bf16|collator_overwrite_image_inputs|eagle_collator',
         'input_embedding_dim|attn_dropout|max_seq_len|noise_(beta_alpha|beta_beta|s)',
@@ -271,11 +268,7 @@ class GrootReader(CheckpointReader):
 
 
 def _slice(stored: StoredTensor, index: int, mapping: Path) -> StoredTensor:
-    """The part of one embodiment; no byte is copied.
-
-    Raises:
-        CheckpointError: the tensor has no such part.
-    """
+    """The part of one embodiment; no byte is copied."""
     count = stored.shape[0] if stored.shape else 0
     if not 0 <= index < count:
         raise CheckpointError(

@@ -1,7 +1,7 @@
 """Facts of a LeRobot folder of type `groot`.
 
-Its processors are steps of their own: one normalises, pads and names the embodiment, the next two
-write the prompt and prepare the images, the last undoes the normalisation. LeRobot 0.4.4.
+Its processors are its own steps: normalise, pad and name the embodiment; write the prompt; prepare
+the images; undo the normalisation. LeRobot 0.4.4.
 """
 
 from __future__ import annotations
@@ -45,15 +45,9 @@ _HORIZON = 16
 
 
 def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
-    """Read the facts of a folder.
+    """Read the facts of a folder of type `groot`.
 
-    Args:
-        folder: folder whose config.json has the type `groot`.
-        images: way in which its images are resized.
-
-    Raises:
-        ExportError, JsonError: settings that this runtime does not reproduce, files that contradict
-            each other, missing or damaged files.
+    Raises ExportError or JsonError: unsupported settings, contradictory, missing or damaged files.
     """
     config = read_json(folder / CONFIG_FILE)
     before = read_pipeline(folder / PREPROCESSOR_FILE, PREPROCESSORS)
@@ -107,11 +101,6 @@ def _cameras(config: JsonMapping) -> tuple[CameraSpec, ...]:
 def _statistics(
     folder: Path, before: Pipeline, after: Pipeline, state: int, actions: int
 ) -> dict[str, np.ndarray]:
-    """Statistics `min` and `max` of state and actions.
-
-    Raises:
-        ExportError: some are missing, of another length, or differ between the two files.
-    """
     path, found = state_file(folder, before, PACK_STEP)
     other_path, other = state_file(folder, after, UNPACK_STEP)
     statistics: dict[str, np.ndarray] = {}

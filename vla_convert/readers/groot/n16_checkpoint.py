@@ -48,11 +48,6 @@ def n16_sizes(source: Source) -> MakeDims | None:
 
 
 def _stated_backbone(config: JsonMapping) -> _Backbone:
-    """Read the backbone's settings from its config.json.
-
-    Raises:
-        JsonError: a value that is missing, of another kind or not supported.
-    """
     text, vision = config.mapping('text_config'), config.mapping('vision_config')
     # The tower's last block, and squares of patches, are what the connector reads.
     expect(config, 'select_layer', -1)
@@ -105,11 +100,6 @@ def _dims(
 
 
 def _vision(shape: Shapes, backbone: _Backbone) -> Siglip2Dims:
-    """Return the sizes of the vision tower.
-
-    Raises:
-        CheckpointError: patches, positions or squares of patches that do not fit.
-    """
     width, inputs = shape('vision.patch_embedding.weight', 2)
     positions, _ = shape('vision.position_embedding', 2)
     side, patch = math.isqrt(positions), math.isqrt(inputs // 3)

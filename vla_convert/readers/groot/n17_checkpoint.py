@@ -55,11 +55,6 @@ def n17_sizes(source: Source) -> MakeDims | None:
 
 
 def _stated_backbone(config: JsonMapping) -> _Backbone:
-    """Read the backbone's settings from its config.json.
-
-    Raises:
-        JsonError: a value that is missing or of another kind.
-    """
     text, vision = config.mapping('text_config'), config.mapping('vision_config')
     rope = text.mapping('rope_parameters', optional=True)
     if not rope.values:
@@ -80,7 +75,7 @@ def _stated_backbone(config: JsonMapping) -> _Backbone:
 
 
 def _least_pixels(path: Path) -> int:
-    """Pixels that a smaller image is enlarged to, of the file where there is one."""
+    """Pixels that smaller images are enlarged to, from the file where there is one."""
     if not path.is_file():
         return _LEAST_PIXELS
     settings = read_json(path)
@@ -127,11 +122,6 @@ def _dims(
 
 
 def _vision(shape: Shapes, backbone: _Backbone) -> QwenVisionDims:
-    """Return the sizes of the vision tower.
-
-    Raises:
-        CheckpointError: patches, positions or squares of patches that do not fit.
-    """
     width, channels, frames, patch, across = shape('vision.patch_embedding.weight', 5)
     positions, _ = shape('vision.position_embedding', 2)
     side = math.isqrt(positions)

@@ -1,9 +1,7 @@
 """Facts of a GR00T N1.6 or N1.7 folder, as NVIDIA's Isaac-GR00T and LeRobot 0.6 write it.
 
-LeRobot (type `groot`) writes N1.7 alone. Both say the same things in different files: groups of
-state and action dimensions in order with their statistics, cameras and frames, how images are cut.
-LeRobot writes them into the steps of its processors; NVIDIA into processor_config.json,
-statistics.json and embodiment_id.json.
+LeRobot (type `groot`) writes N1.7 alone, in its processors' steps; NVIDIA writes the same facts
+into processor_config.json, statistics.json and embodiment_id.json.
 """
 
 from __future__ import annotations
@@ -42,21 +40,17 @@ from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.processing.plain_images import shortest_edge_size
 
-# --------------------------------------------------------------------------------------------------
-# Images of a GR00T N1.7 folder: how they are cut, and their size at the network.
+# --- Images: crop, and size at the network
 
 
 def image_spec(settings: JsonMapping, *, nvidia: bool) -> ImageSpec:
     """Return the resizing and cutting of images.
 
     Args:
-        settings: `image_target_size`, `image_crop_size`, `shortest_image_edge`, `crop_fraction`,
-            `use_albumentations` and `letter_box_transform`.
-        nvidia: the folder is NVIDIA's, whose own code cuts height and width each by its own number
-            where it uses torchvision (`use_albumentations: false`).
-
-    Raises:
-        JsonError: sizes that are missing or of another form.
+        settings: `image_target_size`, `image_crop_size`, `shortest_image_edge`,
+            `crop_fraction`, `use_albumentations` and `letter_box_transform`.
+        nvidia: NVIDIA's own code crops height and width separately with torchvision
+            (`use_albumentations: false`).
     """
     target = _pair(settings, 'image_target_size')
     if target is None:
@@ -92,17 +86,10 @@ def image_spec(settings: JsonMapping, *, nvidia: bool) -> ImageSpec:
 def cut_image(
     settings: JsonMapping, images: ImageSpec, cameras: tuple[tuple[int, int], ...]
 ) -> tuple[int, int] | None:
-    """Height and width of the images after they are cut, before Qwen's own resize.
+    """Height and width of the images after the crop, before Qwen's own resize.
 
-    None where the cameras' aspect is kept and not known.
-
-    Args:
-        settings: settings of the processor, as for `image_spec`.
-        images: result of `image_spec`.
-        cameras: (height, width) of the cameras' images, where they are known.
-
-    Raises:
-        ExportError: cameras of different aspects.
+    None where the cameras' aspect is kept and not known. `cameras`: known (height, width) of each.
+    Raises ExportError: cameras of different aspects.
     """
     target = _pair(settings, 'image_target_size')
     assert target is not None and images.crop is not None
@@ -121,12 +108,9 @@ def cut_image(
 
 
 def network_image(facts: FolderFacts, block: int, least: int) -> tuple[int, int]:
-    """Height and width of the network's images: Qwen's `smart_resize` of the cut ones.
+    """Height and width of the network's images: Qwen's `smart_resize` of the cropped ones.
 
-    Args:
-        facts: facts of the folder; `image_sizes` has the size of a cut image.
-        block: edge of an image token in pixels.
-        least: pixels of an image; a smaller one is enlarged.
+    `block`: edge of an image token in pixels; `least`: pixels that smaller images are enlarged to.
     """
     (cut,) = facts.image_sizes
     # Python's round, to even.
@@ -145,8 +129,6 @@ def _pair(settings: JsonMapping, key: str) -> tuple[int, int] | None:
         raise settings.error(key, f'{values} where height and width are expected')
     return values[0], values[1]
 
-
-# --------------------------------------------------------------------------------------------------
 
 PROCESSOR_FILE, STATISTICS_FILE, EMBODIMENTS_FILE = (
     'processor_config.json',
@@ -188,20 +170,7 @@ _IMAGE_SIZE = Question(
 
 @dataclass(frozen=True)
 class _Settings:
-    """Facts that both kinds of folder state.
-
-    Attributes:
-        kind: name of the project that wrote the folder.
-        tag: tag of the robot.
-        general: settings of text and normalisation.
-        images: settings of the images.
-        modality: groups of dimensions, cameras and frames of this robot.
-        columns: columns of state and actions.
-        horizon: actions that the network makes.
-        denoise_steps: Euler steps.
-        raw_images: (height, width) of the cameras' images, where the folder says it.
-        cameras: names, where `modality` has none.
-    """
+    """Facts that both kinds of folder state; `raw_images`: (height, width) by camera, if stated."""
 
     kind: str
     tag: str | None
@@ -228,11 +197,9 @@ def n17_embodiments(folder: Path, options: ExportOptions) -> tuple[str | None, J
 
 
 def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> FolderFacts:
-    """Read the facts of a folder of the family `groot_n16` or `groot_n17`.
+    """Read the facts of a `groot_n16` or `groot_n17` folder.
 
-    Raises:
-        ExportError, JsonError: settings that this runtime does not reproduce, files that contradict
-            each other, missing or damaged files.
+    Raises ExportError or JsonError: unsupported settings, contradictory, missing or damaged files.
     """
     if not is_lerobot_folder(folder):
         found = _nvidia(folder, family, options)
@@ -283,7 +250,7 @@ def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> Folder
 
 
 def _letterbox_notes(found: _Settings, images: ImageSpec) -> tuple[str, ...]:
-    """Return a note where the release of the training decides whether images were padded."""
+    """Return a note where the training's release decides whether images were padded."""
     if (
         found.kind != 'NVIDIA'
         or images.resample != 'area'
@@ -300,11 +267,7 @@ def _letterbox_notes(found: _Settings, images: ImageSpec) -> tuple[str, ...]:
 def _camera_images(
     folder: Path, found: _Settings, options: ExportOptions
 ) -> tuple[tuple[int, int], ...]:
-    """(height, width) of the cameras' images, of the folder or else of the options.
-
-    Raises:
-        ExportError: they contradict each other.
-    """
+    """(height, width) of the cameras' images, of the folder or else of the options."""
     given = options.image_size
     if given is None:
         return found.raw_images
@@ -442,11 +405,6 @@ def _nvidia_tag(folder: Path, options: ExportOptions) -> str | None:
 
 
 def _check(found: _Settings) -> None:
-    """Refuse settings that are not reproduced.
-
-    Raises:
-        JsonError: names the field.
-    """
     for key, expected in (
         ('formalize_language', True),
         ('clip_outliers', True),
@@ -465,11 +423,7 @@ def _check(found: _Settings) -> None:
 
 
 def _cameras(found: _Settings) -> tuple[CameraSpec, ...]:
-    """Cameras in the checkpoint's order: all of the earliest frame, then those of the next.
-
-    Raises:
-        JsonError: frames that are not stated, or that end in the future.
-    """
+    """Cameras in the checkpoint's order: all of the earliest frame, then those of the next."""
     video = found.modality.mapping('video', optional=True)
     names = video.words('modality_keys')
     if names is None:

@@ -22,13 +22,11 @@ class GroupedColumns:
     """Dimensions of state and actions.
 
     Attributes:
-        statistics: `state.low`, `state.high`, `actions.low` and `actions.high`; those of actions
-            (H, n) where a group's range depends on the step.
-        state, actions: numbers of dimensions.
-        deltas: column of the state that each action is relative to; None for an absolute one.
-        horizon: actions of a chunk that this robot has.
-        poses: groups that are end-effector poses.
-        angles: groups of the state that go in as sines and cosines: first dimension and number.
+        statistics: `state.low`, `state.high`, `actions.low` and `actions.high`; actions (H, n)
+            where a range depends on the step.
+        deltas: state column that each action is relative to; None: absolute.
+        horizon: real actions of a chunk.
+        angles: groups of the state that become sines and cosines: first dimension and number.
     """
 
     statistics: Mapping[str, np.ndarray]
@@ -52,11 +50,10 @@ def grouped_columns(
 
     Args:
         statistics: `state`, `action` and `relative_action`, by group.
-        modality: names of the groups in order, and what their numbers are.
-        percentiles: ranges are those between the 1st and the 99th percentile; those of relative
-            groups are always between the smallest and the largest number.
-        relative: groups that are declared so are relative to the state.
-        sines: groups of the state that are declared so go in as sines and cosines.
+        percentiles: ranges between the 1st and 99th percentile, except relative groups
+            (smallest to largest).
+        relative: groups declared so are relative to the state.
+        sines: groups declared so become sines and cosines.
 
     Raises:
         JsonError, ExportError: missing or contradictory entries, or poses that are not 9 numbers.
@@ -159,16 +156,9 @@ def _state_ranges(
 def flat_columns(
     path: Path, statistics: Mapping[str, np.ndarray], *, state: int, actions: int, horizon: int
 ) -> GroupedColumns:
-    """Columns of a policy that LeRobot normalises as two vectors.
+    """Columns of a policy that LeRobot normalises as two vectors (`observation.state.min`).
 
-    Args:
-        path: path of the statistics, for messages.
-        statistics: `observation.state.min` and so on.
-        state, actions: numbers of dimensions.
-        horizon: actions of a chunk that this robot has.
-
-    Raises:
-        ExportError: statistics that are missing or of another length.
+    Raises ExportError: statistics missing or of another length.
     """
     found = {}
     for feature, group, length in (
@@ -216,11 +206,7 @@ def _joined(parts: list[np.ndarray], horizon: int) -> np.ndarray:
 def _reference(
     config: JsonMapping, name: str, width: int, places: Mapping[str, int], statistics: JsonMapping
 ) -> int:
-    """Return the first column of the state's group that a relative group is relative to.
-
-    Raises:
-        JsonError: the state has no such group, or one of another width.
-    """
+    """Return the first column of the state's group that a relative group is relative to."""
     key = config.get('state_key', str, None) or name
     if key not in places:
         raise config.error('state_key', f"group '{name}': the state has no group '{key}'")

@@ -1,8 +1,7 @@
 """Sizes that checkpoints of GR00T N1.6 and N1.7 have in common, and settings of their backbones.
 
-A checkpoint does not hold what its backbone was built with: heads, rotary positions, windows. They
-are read from the backbone's config.json where it lies beside the tokenizer, and known for the
-published model.
+Heads, rotary positions and windows of a backbone show in no tensor: they come from its config.json
+beside the tokenizer, or from the published model.
 """
 
 from __future__ import annotations
@@ -35,16 +34,9 @@ _TENSORS = {
 def settle_stack_heads(
     shape: Shapes, parts: Sequence[str], options: ExportOptions, missing: MissingFacts
 ) -> Mapping[str, int] | None:
-    """Heads of each part by the widths of published ones, else from the options.
+    """Heads of each part (`vision`, `context`, `dit`) by published widths, else from the options.
 
-    Args:
-        shape: shapes of the checkpoint's tensors.
-        parts: `vision`, `context`, `dit`.
-        options: facts that the folder lacks.
-        missing: list that missing and contradictory facts are noted in.
-
-    Returns:
-        heads by part; None once one is noted missing
+    None once one is noted missing.
     """
     found: dict[str, int] = {}
     for part in parts:
@@ -85,12 +77,9 @@ class BackboneModel(Generic[Backbone]):
     """Backbone of a version.
 
     Attributes:
-        policies: name of the version, for messages.
-        prompt: layout of its prompts.
-        published: sizes of the published policy; settings: those of its backbone.
-        patch_axes: axes of the patch embedding's weights, of which the first is the width.
-        stated: reads the settings from the backbone's config.json.
-        wanted: where the tokenizer is to be had, with config.json beside it.
+        published: sizes of the published policy; settings: of its backbone.
+        patch_axes: axes of the patch embedding's weights; the first is the width.
+        wanted: source of the tokenizer, for the user.
     """
 
     policies: str
@@ -109,11 +98,8 @@ def alternating_sizes(
 ) -> MakeDims | None:
     """As `CheckpointReader.sizes`.
 
-    Args:
-        source: as for `CheckpointReader.sizes`.
-        model: backbone of the version.
-        make: makes the dimensions of the shapes, the backbone's settings, the heads of each stack,
-            the folder's facts, and the fields that both versions have.
+    `make` gets shapes, backbone settings, heads of each stack, folder facts and the fields common
+    to both versions.
     """
     folder, tensors, facts, options, missing = source
     shape = Shapes(tensors, model.policies)
@@ -171,11 +157,7 @@ def _backbone(
 
 
 def _text_every(folder: Path) -> int:
-    """Interval of cross-attention blocks that read text; LeRobot's folders do not give it.
-
-    Raises:
-        CheckpointError: a DiT whose blocks all see everything.
-    """
+    """Interval of cross-attention blocks that read text; LeRobot's folders do not give it."""
     config = read_json(folder / CONFIG_FILE)
     if not config.get('use_alternate_vl_dit', bool, True):
         raise CheckpointError(

@@ -1,6 +1,6 @@
 """Recipes of the families that `train-demo` can train, a module each.
 
-A new one is a module with a `RECIPE`, and a line below. PyTorch is imported with a recipe only.
+A new one is a module with a `RECIPE` and a line below. A recipe imports PyTorch.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ DEMO_FAMILY = 'pi05'
 
 
 def require_recipe(family: str) -> None:
-    """Refuse a family without a recipe.
-
-    Raises:
-        ValueError: names the families that have one.
-    """
+    """Refuse a family without a recipe (ValueError names those with one)."""
     if family not in RECIPE_NAMES:
         raise ValueError(
             f"family '{family}' cannot be trained here: train-demo has no recipe for it"
@@ -39,11 +35,7 @@ def require_recipe(family: str) -> None:
 
 
 def find_recipe(family: str) -> Recipe:
-    """Return the recipe of a family.
-
-    Raises:
-        ValueError: a family without one; names those that have one.
-    """
+    """Return the recipe of a family (ValueError names those with one)."""
     require_recipe(family)
     recipe: Recipe = importlib.import_module(f'{__name__}.{family}').RECIPE
     return recipe

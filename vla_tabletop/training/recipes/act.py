@@ -1,10 +1,9 @@
 """ACT (arXiv 2304.13705), small, without its variational encoder, and with one task.
 
-ACT reads no instruction, so it learns one: touch the red block. Its variational encoder tells
-apart demonstrations that differ though what was seen is the same. Here they hardly do: the expert
-plans every chunk from what it sees, and of the frames only those of the better half of episodes
-are used. So it is trained without (LeRobot's `use_vae: false`), which leaves the L1 loss; the
-latent token is then an input like any other that never changes, as it is in serving.
+ACT reads no instruction, so it learns one: touch the red block. Its variational encoder would
+separate different demonstrations of the same observation, which this expert hardly gives. So it is
+trained without (LeRobot's `use_vae: false`), by the L1 loss; the latent token stays constant, as
+in serving.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from vla_tabletop.training.world import IMAGE_SIZE
 
 
 def act_dims(vocabulary: int) -> ActDims:
-    """An ACT of about 0.7 million parameters; its map has a place for every `PATCH_SIZE` pixels."""
+    """An ACT of about 0.7 million parameters; its map has a cell for every `PATCH_SIZE` pixels."""
     stack = StackDims(width=WIDTH, depth=3, num_heads=4, mlp_dim=256)
     return ActDims(
         backbone=ResNetDims(
@@ -53,8 +52,8 @@ def act_dims(vocabulary: int) -> ActDims:
 def initialise(network: Act, number_tokens: np.ndarray, generator: torch.Generator) -> None:
     """Set the starting weights in place.
 
-    The backbone's norms do not normalise, so its convolutions must (He, arXiv 1502.01852), and a
-    block begins as its shortcut. Steps of a chunk are told apart by their positions alone.
+    The backbone's norms do not normalise, so its convolutions do (He, arXiv 1502.01852), and a
+    block begins as its shortcut. Positions alone distinguish a chunk's steps.
     """
     for module in network.vision.backbone.modules():
         if isinstance(module, nn.Conv2d):

@@ -1,7 +1,7 @@
 """Diffusion Policy (arXiv 2303.04137), small and with one task.
 
-It reads no instruction, so it learns what ACT learns: touch the red block. Frames of the data stand
-where the expert planned anew and not step by step, so it sees one step and no history.
+It reads no instruction and learns to touch the red block. The data's frames are not consecutive
+steps, so it sees one frame and no history.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST = 2.0
 
 
 def diffusion_dims(vocabulary: int) -> DiffusionDims:
-    """A policy of about 2 million parameters; its map has a place for every `PATCH_SIZE` pixels."""
+    """A policy of about 2 million parameters; its map has a cell for every `PATCH_SIZE` pixels."""
     return DiffusionDims(
         backbone=ResNetDims(
             stem=16,
@@ -63,7 +63,7 @@ def initialise(network: Diffusion, number_tokens: np.ndarray, generator: torch.G
 
 
 def see_map(network: Diffusion, images: Tensor) -> Tensor:
-    """The feature map as tokens (n, places, channels) of images (n, 3, S, S)."""
+    """The feature map as tokens (n, cells, channels) of images (n, 3, S, S)."""
     return _map(_vision(network), images).flatten(2).transpose(1, 2)
 
 

@@ -1,7 +1,7 @@
 """Initial weights that shorten training, for the recipes that share them.
 
-The networks' own initial values are for weights that a checkpoint replaces. From scratch, on a few
-thousand steps, text should be as loud as image tokens, and patch positions 2-D sine-cosine.
+From scratch, on a few thousand steps, text embeddings should be as large as image tokens, and
+patch positions 2-D sine-cosine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def initialise_text(table: torch.Tensor, generator: torch.Generator) -> None:
 def initialise_numbers(table: torch.Tensor, number_tokens: np.ndarray) -> None:
     """Set the rows of consecutive numbers in a text table (vocabulary, W): neighbours are alike.
 
-    They are of unit size after their network's sqrt(W).
+    They are of unit size after the network's sqrt(W).
     """
     width = table.shape[1]
     codes = waves(torch.linspace(-1, 1, len(number_tokens)), width)

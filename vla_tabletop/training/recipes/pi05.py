@@ -54,10 +54,7 @@ def pi05_dims(vocabulary: int) -> PiDims:
 def initialise(network: Pi05, number_tokens: np.ndarray, generator: torch.Generator) -> None:
     """Set the starting weights in place: neighbouring numbers alike, residual gates open.
 
-    Args:
-        network: freshly built.
-        number_tokens: token ids of consecutive integers, in order.
-        generator: makes the text table reproducible.
+    `number_tokens`: ids of consecutive integers.
     """
     dims = network.dims
     table = network.language.embedding.weight
@@ -74,13 +71,9 @@ def initialise(network: Pi05, number_tokens: np.ndarray, generator: torch.Genera
 def encode_prefix(network: PiNetwork, pixels: Tensor, rows: Mapping[str, Tensor]) -> Prefix:
     """One prefix forward for all objectives.
 
-    Serving stops at the last layer's keys and values; here that layer runs to its end for the
-    last prompt token, which only training reads. One head of values is too narrow to read from.
-
-    Args:
-        network: the policy.
-        pixels: (B, V, 3, S, S).
-        rows: tokens, token_mask: (B, L), padded on the right.
+    `pixels` (B, V, 3, S, S); `rows`: tokens and token_mask (B, L), right-padded. Training also
+    runs the last layer for the last prompt token, as one head of values is too narrow to read
+    from.
     """
     tokens, token_mask = rows['tokens'], rows['token_mask']
     batch, cameras = pixels.shape[:2]

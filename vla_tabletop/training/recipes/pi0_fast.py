@@ -33,7 +33,7 @@ _ANSWER_TOKENS = 28
 def pi0_fast_dims(vocabulary: int) -> Pi0FastDims:
     """A pi0-FAST of about 1 million parameters.
 
-    Keys and values have as many heads as queries, so that the values of a token are as wide as it.
+    It has as many value heads as queries, so that a token's values are as wide as the token.
     """
     return Pi0FastDims(
         vision=VisionDims(

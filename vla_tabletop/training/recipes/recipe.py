@@ -24,9 +24,9 @@ class Prefix(NamedTuple):
     """Outputs of a prefix forward for the objectives.
 
     Attributes:
-        past: tensors that the head reads, as `FlowNetwork.velocity` takes them, for B rows.
-        images: (B, V, N, image_width) of the image tokens.
-        last: (B, last_width) of the token that has seen all the others.
+        past: for B rows, as `FlowNetwork.velocity` takes them.
+        images: (B, V, N, image_width) image tokens.
+        last: (B, last_width) the token that has seen all others.
     """
 
     past: Mapping[str, Tensor]
@@ -42,26 +42,22 @@ PrefixForward = Callable[[Any, Tensor, Mapping[str, Tensor]], Prefix]
 class Recipe:
     """Construction, initial weights and training samples of a family's tabletop policy.
 
-    Which loss trains the head follows from its kind: flow matching for `flow`, L1 for `single`, the
-    scheduler's for `diffusion`, cross entropy of what the expert would write for `tokens`.
+    The kind of head decides the loss: flow matching for `flow`, L1 for `single`, the scheduler's
+    for `diffusion`, cross entropy for `tokens`.
 
     Attributes:
-        name: name of the family.
-        title: name of the bundle.
-        dims: size of the vocabulary to the network's dimensions.
-        steps: optimiser steps of each stage, from scratch.
-        draws: (noise, time) pairs that share one prefix, for `flow` and `diffusion`.
-        tasks: tasks that it is taught.
-        prompt: form of its prompts; None for a family without language, which learns one task.
-        initialise: sets the starting weights in place: network, token ids of the numbers that a
-            state bin can be, generator.
-        prefix: forward of vision and prefix, differentiable.
+        dims: from the vocabulary size.
+        steps: of each stage, from scratch.
+        draws: (noise, time) pairs a prefix, for `flow` and `diffusion`.
+        prompt: None: no language and one task.
+        initialise: sets weights in place: network, ids of the state's numbers, generator.
+        prefix: differentiable forward of vision and prefix.
         denoise_steps: recommended.
-        see: image tokens of images (n, 3, S, S), where they are not those of the vision network: a
-            token for every square of `PATCH_SIZE` pixels.
-        image_width: numbers of an image token.
-        last_width: the network's dimensions to the numbers of what `Prefix.last` is.
-        half: the bundle's weights are stored in float16, which halves it.
+        see: image tokens of images (n, 3, S, S), one a square of `PATCH_SIZE` pixels, if not
+            the vision network's.
+        image_width: of an image token.
+        last_width: width of `Prefix.last`, from the network's dimensions.
+        half: the bundle's weights are float16.
     """
 
     name: str
@@ -86,9 +82,8 @@ class Recipe:
 
 
 def values_of_last_layer(past: Mapping[str, Tensor]) -> Tensor:
-    """Values of a prefix's tokens that the head's last cross-attention reads, (B, P, WIDTH).
+    """Values (B, P, WIDTH) of a prefix's tokens that the head's last cross-attention reads.
 
-    Heads that read these teach the very numbers that the policy acts on, through the very prefix
-    that serves it.
+    Objectives on these train the numbers that the policy acts on.
     """
     return past['cross_value'][-1].transpose(1, 2).flatten(2)

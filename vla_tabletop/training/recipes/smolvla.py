@@ -25,8 +25,8 @@ from vla_tabletop.training.world import IMAGE_SIZE
 def smolvla_dims(vocabulary: int) -> SmolVlaDims:
     """A SmolVLA of about 1.3 million parameters.
 
-    Keys and values have as many heads as queries, so that the values of a token are as wide as it.
-    Patches of 16 pixels stay as they are: shuffling smaller ones together sees no more here.
+    It has as many value heads as queries, so that a token's values are as wide as the token.
+    Patches of 16 pixels are not shuffled: smaller ones together see no more here.
     """
     stack = DecoderDims(width=WIDTH, depth=4, mlp_dim=256, num_heads=4, num_kv_heads=4, head_dim=24)
     return SmolVlaDims(

@@ -1,6 +1,6 @@
 """Worlds that `train-demo` can train in, a module each, with the functions of `WorldModule`.
 
-A new one is such a module, and a name below. Its simulator is imported with it only.
+A new one is such a module and a name below. It imports its simulator.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ class WorldModule(Protocol):
     """Demonstrations of a world, and the check of a policy in it.
 
     Attributes:
-        WORLD: sizes and names.
-        EPISODES: default number of demonstrations to train on.
-        DEMONSTRATIONS: likewise of those that are written for others.
-        CHECK_EPISODES: default number of episodes a kind of task in the check of a new policy.
-        PACKAGES: packages that must be installed.
-        evaluate: bundle, recipe, episodes a kind of task to what the receipt says of success.
+        EPISODES: default demonstrations to train on.
+        DEMONSTRATIONS: default demonstrations written for others.
+        CHECK_EPISODES: default episodes a kind of task in a new policy's check.
+        PACKAGES: required ones.
+        evaluate: bundle, recipe and episodes a kind of task to success figures of the receipt.
     """
 
     WORLD: TrainingWorld
