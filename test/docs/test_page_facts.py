@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import runpy
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -13,7 +15,13 @@ from paths import PACKAGES, ROOT
 
 from vla_runtime.cli import main as program
 from vla_runtime.execution.command import ChunkRefusal, Reason
+from vla_runtime.execution.stopping import StopActions
+from vla_runtime.nodes import output_types
+from vla_runtime.nodes.executor import outputs
 from vla_runtime.robot.file import load_robot
+from vla_runtime.robot.schema import ACTION_KINDS, OutputKind
+from vla_tools.dataset import bag_contents
+from vla_tools.dataset.bag_facts import COMMAND_KINDS
 
 MAKE = runpy.run_path(str(ROOT / 'docs' / 'make_parameters.py'))
 STATES = runpy.run_path(str(ROOT / 'docs' / 'make_states.py'))
@@ -144,3 +152,47 @@ def test_python_files_that_a_page_names_exist(page: str) -> None:
 def source_files() -> list[Path]:
     folders = (*PACKAGES, 'benchmark', 'docs', 'launch', 'test')
     return [path for folder in folders for path in (ROOT / folder).rglob('*.py')]
+
+
+def test_the_architecture_page_names_files_where_they_are() -> None:
+    """Cells name a file by its path, or a folder and files in it."""
+    table = prose('docs/explanation/architecture.md').partition('## Where is it?')[2]
+    rows = re.findall(r'^\| [^|]+ \| (`.*) \|$', table.partition('\n## ')[0], re.MULTILINE)
+    paths = set()
+    for group in (group for row in rows for group in row.split('; ')):
+        folder, _, names = group.rpartition(': ')
+        paths |= {f'{folder.strip("`")}{name}' for name in quoted(names)}
+    found = {path for path in paths for package in PACKAGES if (ROOT / package / path).is_file()}
+    assert len(paths) > 80 and paths == found
+
+
+# Reasons that are no stop of a moving robot, or always freeze.
+WITHOUT_ACTION = {
+    Reason.TRACKING,
+    Reason.OVERRUN,
+    Reason.APPROACHING,
+    Reason.BRAKING,
+    Reason.NOT_STARTED,
+    Reason.WAITING_FOR_CHUNK,
+    Reason.SYNCHRONOUS_WAIT,
+    Reason.SPEED_SCALED_TO_ZERO,
+    Reason.STARVED,
+    Reason.CLOCK_STOPPED,
+    Reason.CLOCK_INVALID,
+}
+
+
+def test_every_reason_of_a_stop_has_an_action_and_stands_in_the_robot_files_page() -> None:
+    actions = {field.name for field in fields(StopActions)}
+    assert actions == {reason.value for reason in Reason} - {r.value for r in WITHOUT_ACTION}
+    (listed,) = re.findall(
+        r'in `/diagnostics`:\n(.*?)\. \[Some', text_of('docs/reference/robot_file.md'), re.DOTALL
+    )
+    assert set(quoted(listed)) == actions
+
+
+def test_every_kind_of_output_is_in_every_table_of_kinds() -> None:
+    kinds = set(get_args(OutputKind))
+    assert output_types._TYPES.keys() | output_types._ELSEWHERE.keys() == kinds
+    filled = outputs._FILLERS.keys() | set(ACTION_KINDS) | {'joint_trajectory'}
+    assert filled == kinds == COMMAND_KINDS.keys() == bag_contents._READERS.keys()

@@ -31,7 +31,7 @@ LOOK = (
 
 @dataclass(frozen=True)
 class WatchdogParameters:
-    """Bounds beyond which the robot stops. Fixed while the executor lives.
+    """Bounds beyond which the robot holds or stops. Fixed while the executor lives.
 
     Attributes:
         tick_timeout_s: longest time between two ticks, steady clock; after a longer one the plan is
@@ -53,7 +53,7 @@ class WatchdogParameters:
         1.0,
     )
     max_state_age_s: float = setting(
-        0.2, 'measured positions older than this, on the ROS clock, stop the robot', 0.01, 10.0
+        0.2, 'measured positions older than this, on the ROS clock, hold the robot', 0.01, 10.0
     )
     future_tolerance_s: float = 0.05
     max_tracking_error: float = setting(
