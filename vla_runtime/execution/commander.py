@@ -270,6 +270,8 @@ class Commander:
             joining.end()
             state.trust(joining.columns)
             self.moved_joints.seat(joining.columns, command.setpoints, state.positions)
+            # Others may have been moved meanwhile, which nobody looked at.
+            state.largest_step[:] = 0.0
         return ''
 
     def seat(self, columns: np.ndarray, measured: np.ndarray) -> bool:

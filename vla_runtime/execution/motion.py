@@ -243,6 +243,9 @@ class Motion:
         elif commander.joining.active and state is not None:
             if ended := commander.join_tick(reason, state, dt_s, now_s):
                 self._guard.detail = ended
+                # What did not change is given up anew.
+                joining = commander.joining
+                self._gave_up &= ~(joining.columns & ~joining.changed(state.positions))
                 commander.hold_tick(reason, state, dt_s, now_s)
         else:
             commander.hold_tick(reason, state, dt_s, now_s)

@@ -496,6 +496,30 @@ def test_a_stop_for_a_bus_that_repeats_an_old_position_does_not_step_back_to_it(
     assert robot.longest_step <= LONGEST_STEP and robot.moved <= STAYS
 
 
+@pytest.mark.parametrize('rate_hz', [10.0, 500.0])
+@pytest.mark.parametrize('after_s', [0.05, 0.4, 1.0])
+def test_a_joint_that_is_moved_by_hand_keeps_no_other_from_being_given_up(
+    after_s: float, rate_hz: float
+) -> None:
+    robot = Robot(rate_hz).started()
+    robot.go(1.5)
+    robot.run(0.2)
+    robot.motors = False
+    for _ in range(40):
+        if robot.executor.mode is Mode.STOPPED:
+            break
+        robot.go(1.5)
+        robot.run(0.05)
+    assert robot.executor.status().reason is Reason.TRACKING_ERROR
+    robot.run(after_s)
+    for _ in range(50):
+        robot.place[0] -= 0.01
+        robot.run(PERIOD_S)
+    robot.run(6.0)
+    assert robot.sent is not None
+    assert np.abs(robot.sent - robot.place).max() <= STAYS
+
+
 @pytest.mark.parametrize('seed', range(12))
 def test_whatever_is_read_and_whenever_it_is_started_no_command_steps(seed: int) -> None:
     numbers = np.random.default_rng(seed)
