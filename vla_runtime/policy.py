@@ -23,7 +23,7 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.candidates import Candidate
 from vla_runtime.engines.choice import load_chosen
-from vla_runtime.engines.closing import closed_on_error
+from vla_runtime.engines.closing import close_on_error
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.loading import EngineOptions, load_engine, prompt_rows, read_for
 from vla_runtime.engines.preflight import (
@@ -179,7 +179,7 @@ class Policy:
     ) -> Policy:
         """Load a bundle with this backend and precision; after an error nothing stays loaded."""
         engine = load_engine(bundle, candidate, options)
-        with closed_on_error(engine.close):
+        with close_on_error(engine.close):
             policy = cls(bundle, engine, settings)
         policy.threads = options.threads
         policy.backend, policy.precision = candidate.backend, candidate.precision
@@ -441,6 +441,6 @@ class Policy:
 
 def _check_recorded(folder: Path, policy: Policy) -> None:
     """Close a policy that does not give its bundle's recorded chunks; raise ValueError."""
-    with closed_on_error(policy.close):
+    with close_on_error(policy.close):
         rounds = find_family(policy.spec.family).rounds_activations
         check_recorded_cases(policy._engine, folder, judged_as(policy.precision, rounds))

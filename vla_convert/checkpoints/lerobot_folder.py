@@ -124,7 +124,7 @@ class LeRobotPolicy:
     steps: tuple[str, ...]
     fixed: Mapping[str, object]
     family: str = ''
-    told_by: tuple[str, str] | None = None
+    selected_by: tuple[str, str] | None = None
     views_key: str | None = None
     image_statistics: tuple[tuple[float, float, float], tuple[float, float, float]] | None = None
     usual_prompt_length: int | None = None
@@ -178,9 +178,12 @@ def described_policy(folder: Path, policies: Sequence[LeRobotPolicy]) -> LeRobot
     """Return the policy that config.json selects; JsonError: none."""
     config = read_config(folder)
     for policy in policies:
-        if policy.told_by is None or config.get(policy.told_by[0], str) == policy.told_by[1]:
+        if (
+            policy.selected_by is None
+            or config.get(policy.selected_by[0], str) == policy.selected_by[1]
+        ):
             return policy
-    told = [policy.told_by for policy in policies if policy.told_by is not None]
+    told = [policy.selected_by for policy in policies if policy.selected_by is not None]
     key = told[0][0]
     raise config.error(
         key,

@@ -137,8 +137,8 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     except TensorsError as error:
         raise CheckpointError(str(error)) from None
     given = {'targets': ', '.join(options.targets)} if options.targets else {}
-    if settled.wordless is not None:
-        given[WORDLESS_TASKS] = settled.wordless
+    if settled.tasks_without_text is not None:
+        given[WORDLESS_TASKS] = settled.tasks_without_text
     prompt, tokenizer_notes = _prompt(reader, settled, facts, dims, options)
     spec = BundleSpec(
         name=options.name or default_name,
@@ -307,7 +307,7 @@ def _check_facts(
 class _Settled:
     """Facts of folder and options combined, none missing.
 
-    `language` is None without language; `wordless` says how many tasks of the data set have no
+    `language` is None without language; `tasks_without_text` says how many tasks of the data set have no
     text.
     """
 
@@ -318,7 +318,7 @@ class _Settled:
     rate_hz: float
     horizon: int
     denoise_steps: int
-    wordless: str | None
+    tasks_without_text: str | None
     notes: tuple[str, ...]
 
     @property
@@ -343,7 +343,7 @@ def _settle(
     columns = resolve_columns(facts, options, dataset, missing)
     rate_hz = _rate(options, dataset, missing)
     has_language = find_family(facts.family).has_language
-    wordless = _wordless(dataset) if has_language else None
+    tasks_without_text = _wordless(dataset) if has_language else None
     language = _language(reader, facts, options, missing) if has_language else None
     if not has_language:
         _check_no_language(facts, options, missing)
@@ -361,7 +361,7 @@ def _settle(
         rate_hz,
         horizon,
         denoise_steps,
-        wordless,
+        tasks_without_text,
         camera_notes(cameras, facts, dataset),
     )
 

@@ -34,7 +34,7 @@ from vla_convert.readers.block_sizes import (
     checked_dims,
     decoder_dims,
     image_size_of,
-    settle_heads,
+    resolve_heads,
     vision_dims,
 )
 from vla_runtime.bundle.tensors import StoredTensor, read_array
@@ -307,7 +307,7 @@ class BitVlaReader(CheckpointReader):
             vision_example='SigLIP So400m has 16',
             kv_example='BitNet b1.58 2B has 5',
         )
-        heads = settle_heads(shape, known, options, missing)
+        heads = resolve_heads(shape, known, options, missing)
         tokenizer = facts.tokenizer or options.tokenizer
         if heads is None or tokenizer is None or not tokenizer.is_file():
             return None  # The exporter asks for a tokenizer itself.

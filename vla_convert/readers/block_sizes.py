@@ -168,7 +168,7 @@ class KnownHeads:
     kv_example: str
 
 
-def settle_heads(
+def resolve_heads(
     shape: Shapes, known: KnownHeads, options: ExportOptions, missing: MissingFacts
 ) -> HeadCounts | None:
     """Return the head counts of the published network or the options; None: one is missing."""

@@ -29,7 +29,7 @@ from vla_convert.readers.block_sizes import (
     checked_dims,
     decoder_dims,
     image_size_of,
-    settle_heads,
+    resolve_heads,
     square_edge,
     vision_dims,
 )
@@ -191,7 +191,7 @@ class Evo1Reader(CheckpointReader):
             vision_example='InternVL3-1B has 16',
             kv_example='InternVL3-1B has 2',
         )
-        heads = settle_heads(shape, known, options, missing)
+        heads = resolve_heads(shape, known, options, missing)
         tokenizer = facts.tokenizer or options.tokenizer
         if heads is None or tokenizer is None or not tokenizer.is_file():
             return None  # The exporter asks for a tokenizer itself.

@@ -31,7 +31,7 @@ from vla_runtime.families.multi_task_dit.declaration import (
 )
 from vla_runtime.files.json_file import JsonMapping
 
-_EYES = r'observation_encoder\.vision_encoder\.model\.vision_model\.'
+_VISION = r'observation_encoder\.vision_encoder\.model\.vision_model\.'
 _EYES_OF_CAMERA = r'observation_encoder\.vision_encoders\.(?P<c>\d+)\.model\.vision_model\.'
 _READER = r'observation_encoder\.text_encoder\.'
 _TEXT = rf'{_READER}text_encoder\.text_model\.'
@@ -61,7 +61,7 @@ def _eye_rows(theirs: str, ours: str) -> tuple[tuple[re.Pattern[str], str], ...]
 
 NAMES = TensorNames(
     rows=(
-        *_eye_rows(_EYES, 'vision.'),
+        *_eye_rows(_VISION, 'vision.'),
         *_eye_rows(_EYES_OF_CAMERA, r'encoders.\g<c>.'),
         row(rf'{_TEXT}embeddings\.position_embedding\.weight', 'text.position_embedding'),
         *rows_under(
@@ -118,7 +118,7 @@ _EYE_WIDTHS, _TEXT_WIDTHS = (768, 1024), (512, 768)
 
 _DIFFUSION = LeRobotPolicy(
     type='multi_task_dit',
-    told_by=('objective', 'diffusion'),
+    selected_by=('objective', 'diffusion'),
     template='clip',
     images=ImageSpec(padding='none', resample='none'),
     steps=(),
@@ -135,7 +135,7 @@ _DIFFUSION = LeRobotPolicy(
 _FLOW = replace(
     _DIFFUSION,
     family='multi_task_dit_flow',
-    told_by=('objective', 'flow_matching'),
+    selected_by=('objective', 'flow_matching'),
     denoise_steps_key='num_integration_steps',
     train_steps_key=None,
     source=('vision_encoder_name', 'text_encoder_name', 'integration_method'),
@@ -170,12 +170,12 @@ class MultiTaskDitReader(CheckpointReader):
             raise config.error('input_features', 'a state of the environment is not served')
         separate = 'encoders.0.class_embedding' in shape
         eyes = 'encoders.0' if separate else 'vision'
-        eye_width, _, patch, _ = shape(f'{eyes}.patch_embedding.weight', 4)
+        vision_width, _, patch, _ = shape(f'{eyes}.patch_embedding.weight', 4)
         text_width = shape('text.embedding.weight', 2)[1]
         eye_heads = missing.pick(
             '--vision-heads',
             options.vision_heads,
-            eye_width // _HEAD_WIDTH if eye_width in _EYE_WIDTHS else None,
+            vision_width // _HEAD_WIDTH if vision_width in _EYE_WIDTHS else None,
             "the vision tower's attention heads (CLIP ViT-B has 12)",
         )
         text_heads = missing.pick(
@@ -196,7 +196,7 @@ class MultiTaskDitReader(CheckpointReader):
         _check_positions(shape, eyes, edge // patch)
         vision = checked_dims(
             lambda: VisionDims(
-                width=eye_width,
+                width=vision_width,
                 depth=shape.depth(f'{eyes}.blocks'),
                 num_heads=eye_heads,
                 mlp_dim=shape(f'{eyes}.blocks.0.mlp.fc1.weight', 2)[0],
@@ -225,7 +225,7 @@ class MultiTaskDitReader(CheckpointReader):
             ('action dimensions', facts.action_dim, action_dim),
             (
                 'numbers of an observation (state, cameras and prompt of all steps)',
-                steps * (state_dim + own * eye_width + projected),
+                steps * (state_dim + own * vision_width + projected),
                 modulated - transformer.time_width,
             ),
             ('encoders', own if separate else 1, shape.depth('encoders') if separate else 1),

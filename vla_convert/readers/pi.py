@@ -32,7 +32,7 @@ from vla_convert.readers.block_sizes import (
     checked_dims,
     decoder_dims,
     image_size_of,
-    settle_heads,
+    resolve_heads,
     vision_dims,
 )
 from vla_runtime.bundle.schema import STATISTICS, CameraSpec, ImageSpec, NormalisationSpec
@@ -397,7 +397,7 @@ class PiReader(CheckpointReader):
         _, tensors, facts, options, missing = source
         shape = pi_shapes(tensors)
         check_shown(shape, facts, missing)
-        heads = settle_heads(shape, known_heads(shape, facts.variant), options, missing)
+        heads = resolve_heads(shape, known_heads(shape, facts.variant), options, missing)
         if heads is None:
             return None
         return lambda cameras, prompt_length, horizon: dims_of(

@@ -19,7 +19,7 @@ from vla_convert.readers.block_sizes import (
     checked_dims,
     decoder_dims,
     image_size_of,
-    settle_heads,
+    resolve_heads,
     vision_dims,
 )
 from vla_runtime.bundle.schema import ImageSpec
@@ -99,7 +99,7 @@ class Pi0FastReader(CheckpointReader):
         folder, tensors, facts, options, missing = source
         shape = Shapes(tensors, 'pi0-FAST')
         check_stated(missing, (facts.image_size_key, facts.image_size, image_size_of(shape)))
-        heads = settle_heads(
+        heads = resolve_heads(
             shape,
             KnownHeads(
                 vision=_VISION_HEADS.get(shape('vision.patch_embedding.weight', 4)[0]),

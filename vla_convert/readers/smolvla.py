@@ -19,7 +19,7 @@ from vla_convert.readers.block_sizes import (
     checked_dims,
     decoder_dims,
     image_size_of,
-    settle_heads,
+    resolve_heads,
     square_edge,
     vision_dims,
 )
@@ -102,7 +102,7 @@ class SmolVlaReader(CheckpointReader):
             vision_example='SmolVLM2 500M has 12',
             kv_example='SmolVLM2 500M has 5',
         )
-        heads = settle_heads(shape, known, options, missing)
+        heads = resolve_heads(shape, known, options, missing)
         config = read_json(folder / CONFIG_FILE)
         _check_expert_layers(config, shape.depth('language.blocks'))
         # In LeRobot zero and less mean that no layer attends to itself; 2 is its default.

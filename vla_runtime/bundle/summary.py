@@ -61,8 +61,8 @@ def describe(spec: BundleSpec) -> str:
 
 def task_notes(spec: BundleSpec) -> list[str]:
     """Return a note for a person where the training had tasks without words."""
-    wordless = spec.source.get(WORDLESS_TASKS)
-    if wordless is None:
+    tasks_without_text = spec.source.get(WORDLESS_TASKS)
+    if tasks_without_text is None:
         return []
     return [
         f'{wordless} tasks of the training have no words, and a policy is never run without an '

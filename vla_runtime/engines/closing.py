@@ -22,7 +22,7 @@ def close_all(closings: Iterable[Callable[[], object]]) -> None:
 
 
 @contextmanager
-def closed_on_error(close: Callable[[], object]) -> Iterator[None]:
+def close_on_error(close: Callable[[], object]) -> Iterator[None]:
     """Close where the block fails, and raise the block's error, also where closing fails too."""
     try:
         yield

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.engines.closing import close_all, closed_on_error
+from vla_runtime.engines.closing import close_all, close_on_error
 from vla_runtime.engines.cuda_driver import CudaDriver, CudaError, import_cuda
 from vla_runtime.engines.device_names import parse_device
 
@@ -74,7 +74,7 @@ class CudaRuntime:
         self.activate()
         self._stream = self._call('cuStreamCreate', self._flag('CUstream', 'STREAM_NON_BLOCKING'))
         self._waits = self._flag('CUevent', 'EVENT_BLOCKING_SYNC')
-        with closed_on_error(partial(self._call, 'cuStreamDestroy', self._stream)):
+        with close_on_error(partial(self._call, 'cuStreamDestroy', self._stream)):
             self._passed = self._call('cuEventCreate', self._waits)
         self._allocated: set[int] = set()
         self._graphs: list[Graph] = []

@@ -1,6 +1,6 @@
 """The one command of an executor and the ways to change it: hold, approach, track, brake.
 
-A hold gives way a little, at the speed of an approach (`GivingWay`). A robot that is stopped takes
+A hold gives way a little, at the speed of an approach (`CompliantHold`). A robot that is stopped takes
 its command along: where a person has moved it, the command is set to where it is (`MovedJoints`).
 To a place that nobody saw the robot go to the command comes slowly (`Joining`). A gripper is left
 out: the distance is the force of its grip.
@@ -14,8 +14,8 @@ from vla_runtime.execution.approach import NEGLIGIBLE, Approach
 from vla_runtime.execution.blocked_joints import BlockedJoints
 from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
+from vla_runtime.execution.compliant_hold import CompliantHold
 from vla_runtime.execution.config import ExecutorConfig
-from vla_runtime.execution.giving_way import GivingWay
 from vla_runtime.execution.joining import Joining
 from vla_runtime.execution.motion_limiter import MotionLimiter
 from vla_runtime.execution.moved_joints import MovedJoints
@@ -57,7 +57,7 @@ class Commander:
         )
         # Whether the next tick's command begins where the robot is.
         self._seated = False
-        self.giving_way = GivingWay(model, blocked_joints)
+        self.compliant_hold = CompliantHold(model, blocked_joints)
         # Where to go first after a start away from the last command, or outside the limits.
         self._first_goal: np.ndarray | None = None
         self._found_outside = False
@@ -203,10 +203,10 @@ class Commander:
         place = np.where(np.abs(inside - place) <= self._model.tolerance, place, inside)
         columns = columns & (place != self.command.setpoints)
         if np.count_nonzero(columns):
-            self.moved_joints.seat(columns, self.command.setpoints, place)
+            self.moved_joints.set_to_measured(columns, self.command.setpoints, place)
             self._seat(columns, place)
 
-    def a_turn_off(self, measured: np.ndarray) -> np.ndarray:
+    def off_by_full_turn(self, measured: np.ndarray) -> np.ndarray:
         """Return the continuous columns (bool) that are whole turns from their command."""
         lead = self.command.setpoints - measured
         turns = np.round(lead / _FULL_TURN)
@@ -231,7 +231,7 @@ class Commander:
         columns = (plausibility.returned | short) & self._model.movable
         if not np.count_nonzero(columns):
             return
-        columns &= ~self.a_turn_off(state.positions)
+        columns &= ~self.off_by_full_turn(state.positions)
         columns &= state.still_for(plausibility.rests_s)
         columns &= np.abs(self._inside(state.positions) - state.positions) <= self._model.tolerance
         plausibility.after_outage &= ~columns
@@ -264,17 +264,17 @@ class Commander:
             self._limiter.apply(
                 command.setpoints, self.target, command.velocities, around, dt_s, speed
             )
-            self.giving_way.seat(joining.columns, command.setpoints)
+            self.compliant_hold.set_to_measured(joining.columns, command.setpoints)
         self._describe_hold(reason, now_s)
         if joining.arrived(command.setpoints):
             joining.end()
             state.trust(joining.columns)
-            self.moved_joints.seat(joining.columns, command.setpoints, state.positions)
+            self.moved_joints.set_to_measured(joining.columns, command.setpoints, state.positions)
             # Others may have been moved meanwhile, which nobody looked at.
             state.largest_step[:] = 0.0
         return ''
 
-    def seat(self, columns: np.ndarray, measured: np.ndarray) -> bool:
+    def set_to_measured(self, columns: np.ndarray, measured: np.ndarray) -> bool:
         """Set the command of columns (bool) to `measured`, plausible; return whether it changed."""
         if not self.has_commanded or not np.count_nonzero(columns):
             return False
@@ -283,12 +283,12 @@ class Commander:
         # command leads further outside than a start may.
         outside = np.abs(inside - measured)
         stays = (outside > self._model.follows) & (outside <= self._model.tolerance)
-        self.moved_joints.seat(columns, self.command.setpoints, measured)
+        self.moved_joints.set_to_measured(columns, self.command.setpoints, measured)
         self._seat(columns, np.where(stays, measured, inside))
         self.command.seats = True
         return True
 
-    def led_away(self, references: np.ndarray) -> np.ndarray:
+    def overridden(self, references: np.ndarray) -> np.ndarray:
         """Return the columns whose controllers do not hold the last command, (columns,) bool."""
         return ~self._model.grips & (
             np.abs(references - self.command.setpoints) > self._model.follows
@@ -298,11 +298,11 @@ class Commander:
         np.copyto(self.command.setpoints, place, where=columns)
         self.command.velocities[:] = 0.0
         self._limiter.stop()
-        self.giving_way.seat(columns, place)
+        self.compliant_hold.set_to_measured(columns, place)
 
     def _leave_place(self) -> None:
         self.moved_joints.leave()
-        self.giving_way.leave()
+        self.compliant_hold.leave()
 
     def _describe_outside(self, column: int, measured: float) -> str:
         limits, names = self._limits, self._columns.names
@@ -374,15 +374,15 @@ class Commander:
         command = self.command
         if dt_s <= 0.0 or command.dry_run or not self.has_commanded:
             return self.hold(reason, now_s, dt_s)
-        giving_way = self.giving_way
-        if state is not None and giving_way.begins_or_goes_on(command.setpoints, state):
-            reached = giving_way.aim(command.setpoints, state.positions, self.target)
+        compliant_hold = self.compliant_hold
+        if state is not None and compliant_hold.begins_or_goes_on(command.setpoints, state):
+            reached = compliant_hold.aim(command.setpoints, state.positions, self.target)
             command.velocities[:] = 0.0
             speed = self._model.approach_speed
             self._limiter.apply(
                 command.setpoints, self.target, command.velocities, reached, dt_s, speed
             )
-            giving_way.count(command.setpoints)
+            compliant_hold.count(command.setpoints)
         elif self.moving:
             self._brake(None if state is None else state.positions, dt_s)
         else:
@@ -420,7 +420,7 @@ class Commander:
         self._limiter.stop(dt_s)
         return command
 
-    def hold_while_clock_stopped(self, reason: Reason, now_s: float) -> Command:
+    def hold_in_place(self, reason: Reason, now_s: float) -> Command:
         """Hold while the clock or the plan stands still; positions go on at the speed they had."""
         self._describe_hold(reason, now_s)
         if self._columns.any_velocity:

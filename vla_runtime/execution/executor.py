@@ -365,7 +365,7 @@ class ChunkExecutor:
             chunk,
             self.columns,
             self.model.limits,
-            self._motion.whereabouts(),
+            self._motion.last_position(),
             self.config.step_time_s,
         )
 
@@ -386,7 +386,7 @@ class ChunkExecutor:
         """
         self.counters.received += 1
         if header.episode == self._replanner.episode:
-            self._motion.hear_policy()
+            self._motion.note_answer()
         try:
             self._require_motion()
             checked = chunk if isinstance(chunk, CheckedChunk) else self.check_chunk(chunk)
@@ -465,9 +465,9 @@ class ChunkExecutor:
         return self._replanner.committed_plan(now_ros_ns, past_steps)
 
     @property
-    def seams(self) -> deque[Handover]:
+    def handovers(self) -> deque[Handover]:
         """The latest hand-overs, oldest first."""
-        return self._replanner.seams
+        return self._replanner.handovers
 
     @property
     def parameters(self) -> ExecutorParameters:
@@ -533,7 +533,7 @@ class ChunkExecutor:
             reason=command.reason,
             detail=self.detail,
             progress=self._commander.progress,
-            gave_way=self._commander.giving_way.describe(),
+            gave_way=self._commander.compliant_hold.describe(),
             episode=replanner.episode,
             step=timeline.current_step,
             parameters=replanner.parameters,

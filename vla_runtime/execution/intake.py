@@ -32,7 +32,7 @@ class StartTooFar(Refused):
 
 
 @dataclass(frozen=True)
-class StartState:
+class RobotAtArrival:
     """Position of the robot when a chunk arrives, for the case that it holds.
 
     Attributes:
@@ -186,7 +186,7 @@ def place(
 
 
 def require_near(
-    row: np.ndarray, start_state: StartState, tolerance: np.ndarray, columns: CommandColumns
+    row: np.ndarray, start_state: RobotAtArrival, tolerance: np.ndarray, columns: CommandColumns
 ) -> None:
     """Raise `StartTooFar` for a first row far from both the command and the robot (it may sag)."""
     reached = np.clip(row, start_state.lowest, start_state.highest)

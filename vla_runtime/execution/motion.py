@@ -16,7 +16,7 @@ from vla_runtime.execution.command import Command, Counters, Reason
 from vla_runtime.execution.commander import Commander
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.guard import Guard
-from vla_runtime.execution.intake import StartState
+from vla_runtime.execution.intake import RobotAtArrival
 from vla_runtime.execution.moved_joints import RESTS_AFTER_S
 from vla_runtime.execution.replanner import Replanner
 from vla_runtime.execution.speed_scaling import SpeedScaling
@@ -116,7 +116,7 @@ class Motion:
         self._require_no_person(fault, now_s, now_ros_ns)
         if fault is Reason.CLOCK_STOPPED:
             # The plan waits for the clock as well, and goes on at the speed it had.
-            return self._commander.hold_while_clock_stopped(fault, now_s)
+            return self._commander.hold_in_place(fault, now_s)
         if fault is not None or self.braking:
             elapsed_s = self._elapsed_s(now_s)
             if clock_fault is None and self._between_clock_messages(elapsed_s):
@@ -132,7 +132,7 @@ class Motion:
             self.scaling.advance(dt_s, self._commander.slower(dt_s))
         factor = self.scaling.factor
         if factor == 0.0 and not self._commander.moving:
-            return self._commander.hold_while_clock_stopped(Reason.SPEED_SCALED_TO_ZERO, now_s)
+            return self._commander.hold_in_place(Reason.SPEED_SCALED_TO_ZERO, now_s)
         # A step that takes longer is no delay of the policy.
         plan_ns = round(dt_ns * factor)
         self._replanner.elapsed_ns += plan_ns
@@ -169,7 +169,7 @@ class Motion:
         self._has_moved = False
         self._waited_s = 0.0
 
-    def hear_policy(self) -> None:
+    def note_answer(self) -> None:
         """Note that the policy has answered, whatever becomes of it."""
         self._waited_s = 0.0
 
@@ -228,7 +228,7 @@ class Motion:
         if self._between_clock_messages(dt_s):
             if clock_fault is None:
                 return self._commander.command
-            return self._commander.hold_while_clock_stopped(reason, now_s)
+            return self._commander.hold_in_place(reason, now_s)
         commander = self._commander
         self._name_refused_readings()
         state = self._trusted_state(now_ros_ns)
@@ -297,10 +297,10 @@ class Motion:
     def _others_lead(self, state: MeasuredState | None) -> bool:
         """Return whether a controller follows another node; the command follows it unsent."""
         commander = self._commander
-        led = commander.led_away(self.references)
+        led = commander.overridden(self.references)
         if not np.count_nonzero(led):
             return False
-        if state is not None and commander.seat(
+        if state is not None and commander.set_to_measured(
             led & state.still_for(RESTS_AFTER_S) & ~state.plausibility.unseen, state.positions
         ):
             self._replanner.drop(commander.command.setpoints)
@@ -328,7 +328,7 @@ class Motion:
         """Set the command of columns to where they are, and say so; return whether any was set."""
         commander = self._commander
         text = commander.describe_lead(columns, state.positions)
-        if not commander.seat(columns, state.positions):
+        if not commander.set_to_measured(columns, state.positions):
             return False
         self._replanner.drop(commander.command.setpoints)
         if not self._guard.detail:
@@ -408,18 +408,18 @@ class Motion:
         self._pace = None
         self._replanner.drop(self._commander.command.setpoints)
 
-    def whereabouts(self) -> np.ndarray:
+    def last_position(self) -> np.ndarray:
         """Return the last command, or where the robot was measured before the first: (columns,)."""
         commander, positions = self._commander, self._guard.state.positions
         return np.where(commander.unknown, positions, commander.command.setpoints)
 
-    def start_state(self, now_s: float) -> StartState:
+    def start_state(self, now_s: float) -> RobotAtArrival:
         """Return the position of the robot, for a chunk that would set out from there."""
         commander, since_s = self._commander, self._commander.held_since_s
         held_s = now_s - since_s if since_s is not None else 0.0
         positions = self._guard.state.positions
         lowest, highest = commander.press_bounds(positions)
-        return StartState(
+        return RobotAtArrival(
             setpoints=commander.command.setpoints,
             measured=commander.measured_or_commanded(positions),
             unknown=commander.unknown,

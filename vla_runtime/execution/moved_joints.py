@@ -68,7 +68,9 @@ class MovedJoints:
     def leave(self) -> None:
         self._begun = False
 
-    def seat(self, columns: np.ndarray, command: np.ndarray, measured: np.ndarray) -> None:
+    def set_to_measured(
+        self, columns: np.ndarray, command: np.ndarray, measured: np.ndarray
+    ) -> None:
         """Note that the command of some columns (bool) was set to where they are."""
         np.copyto(self._left, command - measured, where=columns)
         self._stayed[columns] = 0

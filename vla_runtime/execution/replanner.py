@@ -21,7 +21,7 @@ from vla_runtime.execution.history import StepHistory
 from vla_runtime.execution.intake import (
     ChunkOrder,
     Refused,
-    StartState,
+    RobotAtArrival,
     place,
     require_age,
     require_near,
@@ -67,7 +67,7 @@ class Replanner:
         self.delays = DelayEstimator()
         self.frame_age = FrameAge()
         self.requests = Requests()
-        self.seams: deque[Handover] = deque(maxlen=_SEAMS_KEPT)
+        self.handovers: deque[Handover] = deque(maxlen=_SEAMS_KEPT)
         self.episode = 0
         # Plan time that would have passed had the next chunk always been there, now and when a
         # chunk was asked for last.
@@ -133,7 +133,7 @@ class Replanner:
         header: ChunkHeader,
         now_ros_ns: int,
         future_tolerance_s: float,
-        start_state: StartState,
+        start_state: RobotAtArrival,
     ) -> SubmitResult:
         """Let a chunk take over at the next boundary (Refused: nothing of it is used)."""
         unset = self.timeline.step_ns == 0
@@ -151,7 +151,7 @@ class Replanner:
         header: ChunkHeader,
         now_ros_ns: int,
         future_tolerance_s: float,
-        start_state: StartState,
+        start_state: RobotAtArrival,
     ) -> SubmitResult:
         if self._latch.closed:
             raise Refused(ChunkRefusal.CLAMP_LATCH, self._latch.text)
@@ -252,7 +252,7 @@ class Replanner:
         before, step_s = self.timeline.setpoint_at_join(), self.timeline.step_time_s
         return check_handed_over(before, rows[:wanted], step_s, self._limits, self._columns)
 
-    def _set_out(self, live: LiveChunk, start_state: StartState) -> None:
+    def _set_out(self, live: LiveChunk, start_state: RobotAtArrival) -> None:
         """Begin from standstill; unknown positions are taken to be the first row's."""
         row = live.rows[self.timeline.joins_at() - live.first_step]
         if start_state.cold:
@@ -425,7 +425,7 @@ class Replanner:
         if took_over:
             counters.taken_over += 1
             self.parameters = self._spliced
-            self.seams.append(segment.seam)
+            self.handovers.append(segment.seam)
             self.requests.renew()
         past_boundary = timeline.next_step - max(begun, segment.boundary)
         counters.overrun_steps += max(0, past_boundary)

@@ -139,7 +139,7 @@ def nothing_of_robot(node: Node, heard: Iterable[str], commanded: Iterable[str])
     )
 
 
-def why_unheard(
+def why_without_subscribers(
     node: Node, topic: str, message_type: str, offered: QoSProfile, own_subscriptions: int
 ) -> str:
     """Describe why nobody takes what this node publishes on a topic; empty when somebody does.

@@ -67,7 +67,7 @@ def read_robot(text: str, file: Path, read_urdf: Callable[[str], str | None]) ->
     return robot
 
 
-def as_played(text: str) -> str:
+def for_replay(text: str) -> str:
     """Return the text of a robot file for the messages of a replay, which all have stamps.
 
     None is dropped: one that comes after a newer one is refused, so a gap would last.

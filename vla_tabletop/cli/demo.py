@@ -22,7 +22,7 @@ from vla_runtime.cli._packages import import_problem
 from vla_runtime.files.atomic_write import WriteError
 from vla_runtime.processes.interrupt import Interrupt, interruptible
 from vla_runtime.recording.bag_writer import Reserve
-from vla_tabletop.demo.session import say
+from vla_tabletop.demo.console import say
 
 if TYPE_CHECKING:
     from vla_tabletop.demo.options import DemoOptions

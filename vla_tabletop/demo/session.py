@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import rclpy
@@ -27,7 +27,6 @@ from rclpy.signals import SignalHandlerOptions
 
 from vla_runtime.files.atomic_write import WriteError, write_text
 from vla_runtime.files.package_files import share_folder
-from vla_runtime.files.standard_output import LostOutputError, discard
 from vla_runtime.nodes.node_main import MODULES
 from vla_runtime.nodes.node_runner import make_executor
 from vla_runtime.nodes.recorder.topic_recorder import TopicRecorder
@@ -36,6 +35,7 @@ from vla_runtime.processes.supervisor import ChildDiedError, Supervisor
 from vla_runtime.recording.frame_store import DEFAULT_FRAME_BYTES
 from vla_runtime.recording.recording import Recording, RecordingLimits
 from vla_runtime.robot.schema import Robot
+from vla_tabletop.demo.console import say
 from vla_tabletop.demo.operator import ANSWER_TIMEOUT_S, Operator, OperatorError, TransitionError
 from vla_tabletop.demo.options import DemoOptions
 from vla_tabletop.demo.telemetry import NO_VERDICT, Attempt, Telemetry
@@ -66,18 +66,6 @@ def assignments(seed: int) -> Iterator[Assignment]:
         family = _FAMILIES[number % len(_FAMILIES)]
         yield Assignment(scene_seed, sample_task(rng, blocks, family, 'training'))
         number += 1
-
-
-# --- Printing to a terminal that may close
-
-
-def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
-    """Print at once, to standard output by default; a closed terminal is ignored."""
-    stream = stream or sys.stdout
-    try:
-        print(text, end=end, file=stream, flush=True)
-    except (OSError, LostOutputError):
-        discard(stream)
 
 
 # --- Status line: overwritten on a terminal, repeated elsewhere

@@ -151,7 +151,7 @@ def _options(
     """Return the node's start options, the step time, and the ages of frames and states."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.nodes.player.steps import PolicyNodeOptions
-    from vla_runtime.robot.file import as_played
+    from vla_runtime.robot.file import for_replay
     from vla_tools.replay.setup import fit_recording
 
     description = run.inferences[0].description
@@ -160,7 +160,7 @@ def _options(
             f'{run.reader.path}: the policy node was started anew in it, and --live plays to one'
         )
     robot = description.robot
-    (folder / robot.file.name).write_text(as_played(robot.text), encoding='utf-8')
+    (folder / robot.file.name).write_text(for_replay(robot.text), encoding='utf-8')
     if robot.urdf is not None and robot.urdf_text is not None:
         (folder / Path(robot.urdf).name).write_text(robot.urdf_text, encoding='utf-8')
     bundle = (changes.bundle or description.bundle).resolve()

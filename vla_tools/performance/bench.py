@@ -17,7 +17,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.closing import closed_on_error
+from vla_runtime.engines.closing import close_on_error
 from vla_runtime.engines.cpu import MOST_THREADS
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.preflight import AUTO
@@ -136,7 +136,7 @@ def run_bench(
     options = _in_force(options, policy)
     kinds, rounds = kinds_of(views), range(options.repeats + WARM_UP)
     power = {'before': power_state()}
-    with closed_on_error(policy.close):
+    with close_on_error(policy.close):
         samples, report = measure_kinds(policy, spec, kinds, progress(rounds))
     power['after'] = power_state()
     memory = {'resident_before': before, 'resident_peak': _peak_resident_bytes()}

@@ -93,8 +93,8 @@ def test_tasks_without_words_are_told_at_export_and_of_the_bundle(tmp_path, task
         assert main(verb) == 0
         told.append(capsys.readouterr().out)
     spec = read_bundle(bundle).spec
-    wordless = '' in tasks
-    assert spec.source.get(WORDLESS_TASKS) == ('1 of 2' if wordless else None)
-    assert len(task_notes(spec)) == wordless
+    tasks_without_text = '' in tasks
+    assert spec.source.get(WORDLESS_TASKS) == ('1 of 2' if tasks_without_text else None)
+    assert len(task_notes(spec)) == tasks_without_text
     for text in told:
         assert all(note in text for note in task_notes(spec))

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from vla_runtime.engines.closing import close_all, closed_on_error
+from vla_runtime.engines.closing import close_all, close_on_error
 
 
 def failing(text: str, closed: list[str]):
@@ -29,7 +29,7 @@ def test_the_error_of_the_block_is_raised_and_that_of_closing_logged(caplog):
     with (
         caplog.at_level(logging.WARNING),
         pytest.raises(ValueError, match='first'),
-        closed_on_error(failing('second', closed)),
+        close_on_error(failing('second', closed)),
     ):
         raise ValueError('first')
     assert closed == ['second']
@@ -38,6 +38,6 @@ def test_the_error_of_the_block_is_raised_and_that_of_closing_logged(caplog):
 
 def test_without_an_error_nothing_is_closed():
     closed: list[str] = []
-    with closed_on_error(failing('never', closed)):
+    with close_on_error(failing('never', closed)):
         pass
     assert closed == []

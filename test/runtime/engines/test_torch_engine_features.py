@@ -307,5 +307,5 @@ def test_a_chunk_that_is_wholly_known_is_at_flow_time_zero(family):
 
 def test_the_engine_says_what_it_can_do():
     engine = TorchEngine(seeded_network('pi05'))
-    assert engine.features == {'jacobian', 'action_time', 'samples', 'overlap', 'packed'}
+    assert engine.features == {'jacobian', 'action_time', 'overlap', 'packed'}
     assert engine.slots == 2

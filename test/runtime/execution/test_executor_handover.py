@@ -48,9 +48,9 @@ def test_when_blending_expect_a_softer_seam_than_switching() -> None:
     _, fast = cross_a_seam(switched)
     _, soft = cross_a_seam(blended)
     assert np.abs(soft).max() < 0.6 * np.abs(fast).max()
-    assert switched.executor.seams[-1].position_jump == pytest.approx([0.05, 0.05])
-    assert blended.executor.seams[-1].position_jump == pytest.approx([0.05, 0.05])
-    felt = [rig.executor.seams[-1].velocity_jump[0] for rig in (switched, blended)]
+    assert switched.executor.handovers[-1].position_jump == pytest.approx([0.05, 0.05])
+    assert blended.executor.handovers[-1].position_jump == pytest.approx([0.05, 0.05])
+    felt = [rig.executor.handovers[-1].velocity_jump[0] for rig in (switched, blended)]
     assert felt[0] == pytest.approx(0.05 / 0.04)
     assert abs(felt[1]) < 0.3 * felt[0]
 
@@ -69,7 +69,7 @@ def test_when_blending_expect_positions_to_fade_and_velocities_to_be_the_new_chu
     assert moving == pytest.approx([0.2] * len(moving))
     assert rig.submit(rows(0.05, 0.6)).accepted
     rig.tick(2)
-    assert rig.executor.seams[-1].mode == 'blend'
+    assert rig.executor.handovers[-1].mode == 'blend'
     position, velocity = rig.command.setpoints
     assert velocity == pytest.approx(0.6)
     assert 0.0 < position < 0.025
@@ -88,7 +88,7 @@ def test_when_chunks_agree_expect_no_trace_of_the_seam(mode: str) -> None:
 def test_when_a_chunk_takes_over_expect_a_report_with_both_jumps() -> None:
     rig = rig_with('switch')
     cross_a_seam(rig)
-    first, second = rig.executor.seams
+    first, second = rig.executor.handovers
     assert first.from_hold and first.step == 0 and first.chunk == 1
     assert first.position_jump == pytest.approx([0.01, 0.01])
     assert not second.from_hold and not second.late
@@ -143,4 +143,4 @@ def test_when_a_fault_stopped_the_robot_expect_the_next_chunk_from_standstill() 
     rig.tick(50)
     assert rig.command.kind is CommandKind.TRACK
     assert rig.command.setpoints == pytest.approx(held)
-    assert rig.executor.seams[-1].from_hold
+    assert rig.executor.handovers[-1].from_hold

@@ -252,7 +252,7 @@ def test_when_chunk_comes_during_overrun_expect_it_at_the_next_step() -> None:
     rig.tick(6)
     assert rows_executed_of(rig, 1) == [0, 1, 2, 3, 4, 5, 6]
     assert rows_executed_of(rig, 2)[0] == 4
-    assert rig.executor.seams[-1].late and rig.executor.counters.late == 1
+    assert rig.executor.handovers[-1].late and rig.executor.counters.late == 1
 
 
 def test_when_useful_part_is_past_expect_chunk_dropped_with_the_numbers() -> None:
@@ -291,7 +291,7 @@ def test_when_parameters_change_while_a_chunk_waits_expect_them_at_its_boundary(
     )
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     assert rows_executed_of(rig, 2) == [4, 5, 6]
-    assert rig.executor.seams[-1].mode == 'blend'
+    assert rig.executor.handovers[-1].mode == 'blend'
 
 
 @pytest.mark.parametrize('ways', [('linear', 'cubic'), ('cubic', 'linear')])

@@ -43,7 +43,7 @@ def test_when_chunks_come_within_the_estimate_expect_no_braking_at_their_seams(
     executor = rig.executor
     rig.submit(ramp(0.0))
     due_ns = None
-    while len(executor.seams) < 5:
+    while len(executor.handovers) < 5:
         rig.tick()
         assert rig.command.kind is CommandKind.TRACK
         if executor.poll_request(rig.now_s, rig.ros_ns) is not None:

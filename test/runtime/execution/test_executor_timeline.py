@@ -145,7 +145,7 @@ def test_when_policy_follows_the_plan_expect_its_rows_to_lie_on_the_same_steps()
     result = rig.submit(plan.rows[at : at + 12], observation_ns=observed_ns)
     assert result.accepted
     rig.tick(20)
-    assert rig.executor.seams[-1].position_jump == pytest.approx([0.0, 0.0], abs=1e-12)
+    assert rig.executor.handovers[-1].position_jump == pytest.approx([0.0, 0.0], abs=1e-12)
 
 
 def test_when_a_continuous_joint_crosses_half_a_turn_expect_the_short_way() -> None:

@@ -20,18 +20,18 @@ def cross_a_seam(mode: HandoverMode, *, tied: bool) -> Rig:
     assert rig.submit(np.zeros((HORIZON, 2)), tied=tied).accepted
     rig.tick(18)
     assert rig.submit(np.full((HORIZON, 2), JUMP), tied=tied).accepted
-    rig.run_until(lambda _: len(rig.executor.seams) == 2)
+    rig.run_until(lambda _: len(rig.executor.handovers) == 2)
     return rig
 
 
 def velocity_jump(rig: Rig) -> float:
-    return float(np.abs(rig.executor.seams[-1].velocity_jump).max())
+    return float(np.abs(rig.executor.handovers[-1].velocity_jump).max())
 
 
 def test_when_a_chunk_under_rtc_is_not_tied_expect_a_blend_that_is_told() -> None:
     unconditioned, blended = cross_a_seam('rtc', tied=False), cross_a_seam('blend', tied=False)
     assert velocity_jump(unconditioned) == pytest.approx(velocity_jump(blended))
-    assert unconditioned.executor.seams[-1].mode == 'blend'
+    assert unconditioned.executor.handovers[-1].mode == 'blend'
     assert unconditioned.executor.status().unconditioned
     assert not blended.executor.status().unconditioned
 
@@ -39,7 +39,7 @@ def test_when_a_chunk_under_rtc_is_not_tied_expect_a_blend_that_is_told() -> Non
 def test_when_a_chunk_under_rtc_is_tied_expect_its_rows_as_they_are() -> None:
     tied, switched = cross_a_seam('rtc', tied=True), cross_a_seam('switch', tied=False)
     assert velocity_jump(tied) == pytest.approx(velocity_jump(switched))
-    assert tied.executor.seams[-1].mode == 'rtc'
+    assert tied.executor.handovers[-1].mode == 'rtc'
     assert not tied.executor.status().unconditioned
 
 
@@ -48,7 +48,7 @@ def test_when_the_first_chunk_under_rtc_sets_out_from_a_hold_expect_no_complaint
     rig = Rig(holding(replan_interval=5, handover=handover)).started()
     assert rig.submit(np.zeros((HORIZON, 2)), tied=False).accepted
     rig.tick(8)
-    assert rig.executor.seams[-1].from_hold
+    assert rig.executor.handovers[-1].from_hold
     assert not rig.executor.status().unconditioned
 
 

@@ -127,8 +127,8 @@ def test_of_a_second_request_only_what_precedes_the_first_answer_is_certain() ->
     for _ in range(400):
         plan = policy.ask()
         status = rig.executor.status()
-        if plan is not None and plan.step is not None and rig.executor.seams:
-            boundary, end = rig.executor.seams[-1].step + 4, plan.step + plan.certain
+        if plan is not None and plan.step is not None and rig.executor.handovers:
+            boundary, end = rig.executor.handovers[-1].step + 4, plan.step + plan.certain
             if status.open_requests == 2:
                 # Then the answer to the first one takes over, and nobody knows with what.
                 assert max(boundary, plan.step) <= end <= max(boundary, plan.step + 1)
@@ -145,8 +145,8 @@ def test_a_chunk_that_was_made_for_a_plan_since_replaced_is_blended() -> None:
     modes = {}
     for most in (1, 2):
         _, rig = taken_over(most, handover=HandoverParameters(mode='rtc'))
-        seams = [seam for seam in rig.executor.seams if not seam.from_hold]
-        modes[most] = {seam.mode for seam in seams[2:]}
+        handovers = [seam for seam in rig.executor.handovers if not seam.from_hold]
+        modes[most] = {seam.mode for seam in handovers[2:]}
     assert modes == {1: {'rtc'}, 2: {'blend'}}
 
 

@@ -110,7 +110,7 @@ def test_when_a_pending_chunk_would_be_too_fast_anew_expect_it_handed_over_as_it
     assert rig.executor.counters.clamped == 0
     before = len(rig.ticks)
     rig.run_until(lambda command: command.chunk == 2)
-    assert rig.executor.seams[-1].mode == 'blend' == rig.executor.parameters.handover.mode
+    assert rig.executor.handovers[-1].mode == 'blend' == rig.executor.parameters.handover.mode
     rig.tick(30)
     assert np.diff([tick.position for tick in rig.ticks[before:]]).max() < 0.9 * FASTEST * 0.01
     assert not any(tick.command.limited for tick in rig.ticks[before:])
@@ -127,4 +127,4 @@ def test_when_a_pending_chunk_is_too_fast_anew_and_clamped_expect_it_counted_onc
     rig.executor.set_parameters(replace(rig.executor.parameters, handover=switch))
     assert rig.executor.counters.clamped == 1
     rig.run_until(lambda command: command.chunk == 2)
-    assert rig.executor.seams[-1].mode == 'switch'
+    assert rig.executor.handovers[-1].mode == 'switch'

@@ -21,7 +21,12 @@ from rclpy.qos import (
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Float64MultiArray
 
-from vla_runtime.nodes.graph_faults import qos_conflicts, type_name, why_silent, why_unheard
+from vla_runtime.nodes.graph_faults import (
+    qos_conflicts,
+    type_name,
+    why_silent,
+    why_without_subscribers,
+)
 from vla_runtime.nodes.qos import NEWEST
 
 pytestmark = pytest.mark.graph
@@ -101,7 +106,7 @@ def test_a_listener_that_cannot_hear_is_none_and_is_named(
     made: Graph, driver: Node, message_type: type, qos: QoSProfile, words: tuple[str, ...]
 ) -> None:
     made.node.create_publisher(Float64MultiArray, '/commands', NEWEST)
-    ask = lambda: why_unheard(made.node, '/commands', COMMANDS, NEWEST, 0)  # noqa: E731
+    ask = lambda: why_without_subscribers(made.node, '/commands', COMMANDS, NEWEST, 0)  # noqa: E731
     driver.create_subscription(message_type, '/commands', lambda _: None, qos)
     said(made, ask, '/commands', '/left/driver', *words)
     hears = rclpy.create_node('hears', context=made.node.context)
@@ -115,11 +120,13 @@ def test_neither_a_recorder_nor_ones_own_subscription_counts(made: Graph) -> Non
     recorder.create_subscription(Float64MultiArray, '/own', lambda _: None, 1)
     own = made.node.create_subscription(Float64MultiArray, '/own', lambda _: None, 1)
     made.wait_for(lambda: made.node.count_subscribers('/own') == 2, 'both')
-    assert why_unheard(made.node, '/own', COMMANDS, NEWEST, 1)
+    assert why_without_subscribers(made.node, '/own', COMMANDS, NEWEST, 1)
     # A node of the same name is another one.
     twin = rclpy.create_node(made.node.get_name(), context=made.node.context)
     twin.create_subscription(Float64MultiArray, '/own', lambda _: None, 1)
-    made.wait_for(lambda: not why_unheard(made.node, '/own', COMMANDS, NEWEST, 1), 'the twin')
+    made.wait_for(
+        lambda: not why_without_subscribers(made.node, '/own', COMMANDS, NEWEST, 1), 'the twin'
+    )
     made.node.destroy_subscription(own)
     for node in (recorder, twin):
         node.destroy_node()

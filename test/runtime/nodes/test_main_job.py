@@ -54,7 +54,7 @@ class Job:
         self.gripper = made.collect(Float64MultiArray, 'gripper_controller/commands')
         self.states = made.collect(JointState, 'joint_states', SENSOR)
         self.reports = made.collect(DiagnosticArray, 'vla_policy/report')
-        self.seams = made.collect(DiagnosticArray, 'vla_executor/report')
+        self.handovers = made.collect(DiagnosticArray, 'vla_executor/report')
         self.diagnostics = made.collect(DiagnosticArray, '/diagnostics')
         self._instruction = made.node.create_publisher(String, 'vla_policy/instruction', LATCHED)
         self._instruction.publish(String(data='touch the red block'))
@@ -123,7 +123,7 @@ def job(tmp_path_factory):
 
 def test_images_become_chunks_and_chunks_become_motion(job):
     job.wait_for_more(job.chunks, 4, 'chunks')
-    job.graph.wait_for(lambda: len(job.seams) >= 3, 'hand-overs')
+    job.graph.wait_for(lambda: len(job.handovers) >= 3, 'hand-overs')
     report = values_of(job.reports[-1].status[0])
     assert {'age_ms.front', 'age_ms.wrist', 'age_ms.state'} <= report.keys()
     chunk, _ = message_to_chunk(job.chunks[-1])

@@ -106,13 +106,13 @@ class Drivers:
         episode: int = 0,
         certain: int = 0,
         ahead_s: float = 0.0,
-        unheard: bool = False,
+        without_subscribers: bool = False,
     ) -> None:
-        """Ask for a chunk as the executor does; unless `unheard`, once a policy node listens.
+        """Ask for a chunk as the executor does; unless `without_subscribers`, once a policy node listens.
 
         `asked_ns` is then the time of the plan's first row: now, or `ahead_s` from now.
         """
-        if not unheard:
+        if not without_subscribers:
             listens = lambda: self._plan.get_subscription_count() > 0  # noqa: E731
             self._graph.wait_for(listens, 'a policy node to listen')
         self.asked_ns = self.clock_ns() + round(ahead_s * 1e9)

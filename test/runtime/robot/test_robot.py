@@ -11,7 +11,7 @@ import pytest
 import yaml
 from paths import ROOT
 
-from vla_runtime.robot.file import RobotError, as_played, find_robot, load_robot
+from vla_runtime.robot.file import RobotError, find_robot, for_replay, load_robot
 from vla_runtime.robot.limits import beyond_urdf, urdf_limits
 from vla_runtime.robot.schema import received_topics
 
@@ -755,7 +755,7 @@ def test_stamps_and_encodings_of_drivers(tmp_path: Path) -> None:
         ('header', None),
     ]
     assert received_topics(robot) == ('hand/joint_states',)
-    path.write_text(as_played(robot.text))
+    path.write_text(for_replay(robot.text))
     headers = load_robot(path)
     assert received_topics(headers) == () and headers.cameras[0].stamp == 'header'
     assert headers.cameras[0].encoding == 'bgr8' and headers.joints == robot.joints

@@ -90,7 +90,7 @@ def replayed(folder: Path) -> tuple[int, str]:
         return summary.replayed, '; '.join([*summary.problems, *summary.skipped])
     # What a person can mend says all in its text. Anything else is a crash.
     except ValueError as error:
-        assert type(error).__module__.startswith('vla_runtime') or str(error)
+        assert type(error).__module__.startswith('vla_') or str(error)
         assert not isinstance(error, UnicodeError)
         return 0, str(error)
 

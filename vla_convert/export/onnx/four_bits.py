@@ -38,7 +38,12 @@ from vla_convert.export.onnx.eight_bits import (
     within_half_a_step,
 )
 from vla_convert.export.onnx.graph import GraphWriter, Value
-from vla_convert.export.onnx.quantised_products import Matrix, QuantisedProducts, Range, leaves_mlp
+from vla_convert.export.onnx.quantised_products import (
+    Matrix,
+    QuantisedProducts,
+    Range,
+    is_mlp_output,
+)
 from vla_convert.export.onnx.weights import ONNX_TYPE, BundleWeights
 from vla_runtime.bundle.onnx_files import FP4_BLOCK, FP4_DOMAIN, FP4_ROUNDING, FP4_VALUES, Precision
 
@@ -267,12 +272,12 @@ class FourBits(QuantisedProducts):
     def takes(self, matrix: Matrix) -> bool:
         rows, columns = matrix.shape
         fits = rows % FP4_BLOCK == 0 and columns % 2 == 0
-        return super().takes(matrix) and (fits or leaves_mlp(rows, columns))
+        return super().takes(matrix) and (fits or is_mlp_output(rows, columns))
 
     def products(
         self, graph: GraphWriter, x: Value, name: str, matrices: Sequence[Matrix]
     ) -> list[Value]:
-        if leaves_mlp(*matrices[0].shape):
+        if is_mlp_output(*matrices[0].shape):
             return self._eight_bits.products(graph, x, name, matrices)
         return super().products(graph, x, name, matrices)
 

@@ -30,7 +30,7 @@ from vla_convert.export.onnx.cases import Reference, passes_of
 from vla_convert.export.onnx.eight_bits import EightBits
 from vla_convert.export.onnx.export import meta_network, write_onnx
 from vla_convert.export.onnx.four_bits import FourBits
-from vla_convert.export.onnx.quantised_products import QuantisedProducts, Range, leaves_mlp
+from vla_convert.export.onnx.quantised_products import QuantisedProducts, Range, is_mlp_output
 from vla_convert.export.onnx.verification import step_inputs
 from vla_convert.export.onnx.weights import BundleWeights
 from vla_runtime.bundle.onnx_files import (
@@ -176,7 +176,7 @@ def inputs_of_products(
 
 def _in_eight_bits(network: str, matrix: onnx.TensorProto) -> bool:
     """Return whether the product with a matrix (in, out) is in 8 bits: all but an MLP's last."""
-    return not leaves_mlp(*matrix.dims)
+    return not is_mlp_output(*matrix.dims)
 
 
 def _in_four_bits(network: str, matrix: onnx.TensorProto) -> bool:

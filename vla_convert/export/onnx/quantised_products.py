@@ -37,7 +37,7 @@ class Matrix:
     make: Callable[[], Tensor]
 
 
-def leaves_mlp(rows: int, columns: int) -> bool:
+def is_mlp_output(rows: int, columns: int) -> bool:
     """Return whether a matrix (in, out) is an MLP's last, whose inputs have outliers."""
     return rows > _MLP_RATIO * columns
 

@@ -19,7 +19,7 @@ import numpy as np
 from vla_convert.export.receipt import ChunkComparison, Comparison, Receipt, left_out_of_int8
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, Precision, read_graph_facts
-from vla_runtime.engines.closing import closed_on_error
+from vla_runtime.engines.closing import close_on_error
 from vla_runtime.engines.recorded_cases import Case, read_cases
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.store import (
@@ -117,7 +117,7 @@ def verify_built(
         use_cuda_graphs=True,
         passed=False,
     )
-    with closed_on_error(engine.close):
+    with close_on_error(engine.close):
         beside = read_graph_facts(bundle.folder / ONNX_FOLDER, ()).beside
         rounds = find_family(bundle.spec.family).rounds_activations
         judged = judged_as(metadata.precision, rounds)

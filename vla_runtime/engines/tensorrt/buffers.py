@@ -14,7 +14,7 @@ from vla_runtime.bundle.onnx_files import (
     STEP_OUTPUTS,
     TEXT_INPUT,
 )
-from vla_runtime.engines.closing import closed_on_error
+from vla_runtime.engines.closing import close_on_error
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.graphed_work import GraphedWork
 from vla_runtime.engines.onnx.shapes import GraphShapes
@@ -173,7 +173,7 @@ class Schedule:
         self.steps = steps
         self._arrays: list[RowArrays] = []
         # A live change that does not fit into memory is tried again, and must not take more.
-        with closed_on_error(self._free_arrays):
+        with close_on_error(self._free_arrays):
             moves = ((steps, 1), (1, 1))
             if has_updates:
                 moves = ((steps, UPDATE_WIDTH), (steps, dims.horizon * dims.action_dim))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from vla_runtime.engines.closing import close_all, closed_on_error
+from vla_runtime.engines.closing import close_all, close_on_error
 from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.free_memory import LOAD_RESERVE_BYTES, free_device_bytes
@@ -36,7 +36,7 @@ def closed_on_failure(
     try:
         runtime = CudaRuntime(device_index)
 
-        with closed_on_error(runtime.close), closed_on_error(partial(_close, networks)):
+        with close_on_error(runtime.close), close_on_error(partial(_close, networks)):
             yield runtime
     except CudaError as error:
         if not error.out_of_memory:
@@ -63,7 +63,7 @@ def load_networks(
     """
     networks: dict[str, Network] = {}
     try:
-        with closed_on_error(partial(_close, networks)):
+        with close_on_error(partial(_close, networks)):
             for name in ENGINES:
                 path = folder / metadata.engines[name].file
                 loaded = adapter.load(path, runtime.stream, range(1, rows + 1), compiled)

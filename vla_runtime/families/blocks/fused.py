@@ -259,7 +259,7 @@ def encode_stack(
     x: Tensor,
     mask: Tensor,
     used: Tensor | None,
-    sight: Callable[[Tensor], Tensor] = lambda mask: mask[:, None],
+    attention_mask: Callable[[Tensor], Tensor] = lambda mask: mask[:, None],
     kernel: Kernel | None = None,
     static_shapes: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -273,7 +273,7 @@ def encode_stack(
         static_shapes: the numbers of a mask change no operator.
     """
     if used is not None:
-        keys, values = encode_stack(blocks, x[:, used], mask[:, used], None, sight)
+        keys, values = encode_stack(blocks, x[:, used], mask[:, used], None, attention_mask)
         return _spread(keys, used, x.shape[1]), _spread(values, used, x.shape[1])
     positions = mask.cumsum(dim=1) - 1
     if kernel is not None:
@@ -284,7 +284,7 @@ def encode_stack(
     else:
         first = blocks[0]
         heads = first.query_heads, first.kv_heads
-        hidden = heads_mask(sight(mask), *heads, first.qkv.dtype, static_shapes)
+        hidden = heads_mask(attention_mask(mask), *heads, first.qkv.dtype, static_shapes)
         attend = partial(attend_heads, mask=hidden)
     rotation = complex_rotary(positions, blocks[0].head_dim)
     of_layers = []

@@ -78,8 +78,10 @@ class OwnLayers:
             self._key_places = own_keys.unflatten(-1, (half, 2)).unbind(0)
         self._steps = torch.arange(tokens, device=like.device)
         # One row of the mask serves all, where every suffix token sees all the others.
-        sight = of_suffix[:1] if of_suffix.all() else of_suffix
-        self._attended = _attention(self._query, keys, values, sight, kernel, static_shapes)
+        attention_mask = of_suffix[:1] if of_suffix.all() else of_suffix
+        self._attended = _attention(
+            self._query, keys, values, attention_mask, kernel, static_shapes
+        )
 
     def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
         """Copy a prefix of the same shape: (layers, B, kv_heads, P, D) twice, and (B, P) bool."""
@@ -136,7 +138,7 @@ def _attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    sight: Tensor,
+    attention_mask: Tensor,
     kernel: Kernel | None,
     static_shapes: bool,
 ) -> _Keys:
@@ -148,18 +150,18 @@ def _attention(
         sight: (T or 1, own) bool, own keys that queries see; one row holds for all of them.
     """
     real = torch.view_as_real(query).flatten(-2)
-    if kernel is not None and len(sight) == 1:
-        return _PackedKeys(real, keys, values, sight, kernel)
-    return _GroupedKeys(real, keys, values, sight, static_shapes)
+    if kernel is not None and len(attention_mask) == 1:
+        return _PackedKeys(real, keys, values, attention_mask, kernel)
+    return _GroupedKeys(real, keys, values, attention_mask, static_shapes)
 
 
 class _Keys:
     """Keys and values of every layer, those of the prefix behind the own ones; see `_attention`."""
 
-    def __init__(self, keys: Tensor, values: Tensor, sight: Tensor) -> None:
-        self._sight = sight
+    def __init__(self, keys: Tensor, values: Tensor, attention_mask: Tensor) -> None:
+        self._sight = attention_mask
         self._past_keys, self._past_values = (
-            tensor[..., sight.shape[1] :, :] for tensor in (keys, values)
+            tensor[..., attention_mask.shape[1] :, :] for tensor in (keys, values)
         )
 
     def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
@@ -185,9 +187,14 @@ class _GroupedKeys(_Keys):
     """Attention of every layer by one operator; query (B, T, heads, D) float32."""
 
     def __init__(
-        self, query: Tensor, keys: Tensor, values: Tensor, sight: Tensor, static_shapes: bool
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attention_mask: Tensor,
+        static_shapes: bool,
     ) -> None:
-        super().__init__(keys, values, sight)
+        super().__init__(keys, values, attention_mask)
         self._dtype, self._static_shapes = keys.dtype, static_shapes
         self._keys, self._values = keys.unbind(0), values.unbind(0)
         self._heads = query.shape[2], keys.shape[2]
@@ -195,7 +202,7 @@ class _GroupedKeys(_Keys):
         # A view of the buffer that is overwritten, made once.
         self._queries = self._grouped.flatten(2, 3) if keys.shape[2] == 1 else None
         self._rows = query.shape[0] * query.shape[1]
-        seen = sight.new_ones(keys.shape[1], len(sight), keys.shape[3])
+        seen = attention_mask.new_ones(keys.shape[1], len(attention_mask), keys.shape[3])
         self._hidden = heads_mask(seen, *self._heads, self._dtype, self._static_shapes)
 
     def _hide(self, seen: Tensor) -> None:
@@ -226,9 +233,9 @@ class _PackedKeys(_Keys):
     """
 
     def __init__(
-        self, query: Tensor, keys: Tensor, values: Tensor, sight: Tensor, kernel: Kernel
+        self, query: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor, kernel: Kernel
     ) -> None:
-        super().__init__(keys, values, sight)
+        super().__init__(keys, values, attention_mask)
         layers, batch, kv_heads, length, head_dim = keys.shape
         tokens = query.shape[1]
         self._query = query.view(batch, tokens, kv_heads, -1, head_dim).transpose(1, 2)

@@ -115,10 +115,10 @@ class FusedExpert:
             self._normalise(block.input_scale, first, block.epsilon)
             block.qkv.into(self._matrix_in, attention.projected)
             attended = attention(self._places[layer])
-            self._add(block.out.by_way_of(self._matrix_out, attended), first)
+            self._add(block.out.matmul_via(self._matrix_out, attended), first)
             self._normalise(block.post_scale, second, block.epsilon)
             gated = block.gated(self._matrix_in)
-            self._add(block.down.by_way_of(self._matrix_out, gated), second)
+            self._add(block.down.matmul_via(self._matrix_out, gated), second)
         return self._x
 
     def _normalise(

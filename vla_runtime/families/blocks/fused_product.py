@@ -97,11 +97,11 @@ class Product:
 
     def into(self, x: Tensor, out: Tensor) -> None:
         """(N, inputs) to (N, outputs) of layers without bias, all in the dtype of the results."""
-        found = self.by_way_of(out, x)
+        found = self.matmul_via(out, x)
         if found is not out:
             out.copy_(found)
 
-    def by_way_of(self, buffer: Tensor, x: Tensor) -> Tensor:
+    def matmul_via(self, buffer: Tensor, x: Tensor) -> Tensor:
         """As `into`; return the buffer, or a new tensor where filling the buffer takes a copy."""
         if self._worth and self._is_large(x):
             return self(x)

@@ -54,15 +54,15 @@ class _Layers:
         sight: (T, own) bool, own keys that each suffix token sees; `own` is 0 for cross layers.
     """
 
-    def __init__(self, like: Tensor, sight: Tensor, heads: int) -> None:
+    def __init__(self, like: Tensor, attention_mask: Tensor, heads: int) -> None:
         layers, batch, kv_heads, prefix, head_dim = like.shape
-        tokens, self.own = sight.shape
+        tokens, self.own = attention_mask.shape
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.batch, self.tokens, self.length = batch, tokens, self.own + prefix
         self.keys, self.values = (
             like.new_zeros(layers, batch, kv_heads, self.length, head_dim) for _ in range(2)
         )
-        self.sight = sight.to(torch.uint8).contiguous()
+        self.attention_mask = attention_mask.to(torch.uint8).contiguous()
         self.lengths = torch.zeros(batch, dtype=torch.int32, device=like.device)
         count, empty = batch * tokens, partial(torch.empty, device=like.device)
         self.cosine, self.sine = (empty(count, head_dim // 2) for _ in range(2))
@@ -101,7 +101,7 @@ class _Layers:
             self.query,
             self.keys[layer],
             self.values[layer],
-            self.sight,
+            self.attention_mask,
             self.lengths,
             self.of_parts,
             self.weights,
@@ -188,16 +188,16 @@ class TritonExpert(FusedExpert):
         self._multiplied = EXACT if exact else MULTIPLIED
 
     def _allocate(self, own: Past | None, cross: Past | None) -> None:
-        block, sight = self._blocks[0], self._of_suffix
+        block, attention_mask = self._blocks[0], self._of_suffix
         self._own = self._cross = None
         if own is not None:
-            self._own = _Layers(own[0], sight, block.query_heads)
+            self._own = _Layers(own[0], attention_mask, block.query_heads)
         if cross is not None:
-            self._cross = _Layers(cross[0], sight[:, :0], block.query_heads)
+            self._cross = _Layers(cross[0], attention_mask[:, :0], block.query_heads)
         self._attentions = [self._cross if block.cross else self._own for block in self._blocks]
         past = own or cross
         assert past is not None
-        like, self._tokens = past[0], len(sight)
+        like, self._tokens = past[0], len(attention_mask)
         count = like.shape[1] * self._tokens
         self._count, self._width = count, block.width
         self._rows = min(ROWS, _power(count))

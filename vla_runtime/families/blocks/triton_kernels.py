@@ -202,7 +202,7 @@ def attend_kernel(
     query,
     key,
     value,
-    sight,
+    attention_mask,
     lengths,
     attended,
     weight,
@@ -257,7 +257,9 @@ def attend_kernel(
         k = tl.load(key + at, mask=of_key, other=0.0)
         v = tl.load(value + at, mask=of_key, other=0.0)
         of_suffix = is_query[:, None] & (places < own)[None, :]
-        seen = tl.load(sight + token[:, None] * own + places[None, :], mask=of_suffix, other=1)
+        seen = tl.load(
+            attention_mask + token[:, None] * own + places[None, :], mask=of_suffix, other=1
+        )
         seen = (seen != 0) & is_key[None, :]
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * score_scale
         scores = tl.where(seen, scores, float('-inf'))

@@ -13,7 +13,7 @@ from torch import Tensor
 from vla_runtime.families.blocks.attention import images_of_rows
 from vla_runtime.families.blocks.interleaving import separated
 from vla_runtime.families.groot.dimensions import AlternatingDims
-from vla_runtime.families.groot.head import GrootHead, Memory
+from vla_runtime.families.groot.head import GrootHead, KeyValues
 
 TEXT, IMAGES = 'text', 'images'
 
@@ -69,7 +69,7 @@ class AlternatingHead(GrootHead):
             past[f'{part}_seen'] = seen
         return past
 
-    def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
+    def memories(self, past: Mapping[str, Tensor]) -> dict[int, KeyValues]:
         return {
             block: (
                 past[f'{part}_key'][index],

@@ -28,7 +28,7 @@ from vla_runtime.families.groot.transformer import (
 )
 
 # Keys, values and mask of the tokens that a cross-attention block reads.
-Memory = tuple[Tensor, Tensor, Tensor]
+KeyValues = tuple[Tensor, Tensor, Tensor]
 
 
 class ActionEncoder(nn.Module):
@@ -92,7 +92,7 @@ class GrootHead(FlowNetwork):
         self.out = nn.Linear(width, dims.head_width)
         self.action_decoder = SlicedMlp(dims.head_width, dims.head_width, dims.action_dim)
 
-    def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
+    def memories(self, past: Mapping[str, Tensor]) -> dict[int, KeyValues]:
         """Keys, values (R, heads, K, D) and mask (R, K) that each cross-attention block reads."""
         raise NotImplementedError
 
@@ -134,7 +134,7 @@ class GrootHead(FlowNetwork):
         tokens, modulations = self.embed_tokens(
             x, self.encode_state(repeat_rows(state, shared)), conditioning
         )
-        return self.decode(tokens, modulations, cast(dict[int, Memory], memories))
+        return self.decode(tokens, modulations, cast(dict[int, KeyValues], memories))
 
     def embed_tokens(
         self, x: Tensor, state: Tensor, conditioning: Tensor
@@ -164,7 +164,7 @@ class GrootHead(FlowNetwork):
         return tokens, modulation.chunk(self.dims.dit.depth + 1, dim=-1)
 
     def decode(
-        self, h: Tensor, modulations: tuple[Tensor, ...], memories: Mapping[int, Memory]
+        self, h: Tensor, modulations: tuple[Tensor, ...], memories: Mapping[int, KeyValues]
     ) -> Tensor:
         """Run the DiT over its tokens (B, T, W); velocity (B, H, A)."""
         every = torch.ones(1, 1, h.shape[1], dtype=torch.bool, device=h.device)

@@ -17,7 +17,7 @@ from vla_runtime.families.blocks.interleaving import images_in_text, interleaved
 from vla_runtime.families.groot.alternation import AlternatingHead
 from vla_runtime.families.groot.dimensions import GrootDims
 from vla_runtime.families.groot.eagle import EagleFeatures
-from vla_runtime.families.groot.head import Memory
+from vla_runtime.families.groot.head import KeyValues
 from vla_runtime.families.groot.n16_dimensions import GrootN16Dims
 from vla_runtime.families.groot.n17_dimensions import GrootN17Dims
 from vla_runtime.families.groot.qwen3 import Qwen3, causal_attention
@@ -60,7 +60,7 @@ class GrootN15(EagleFeatures):
             'prefix_mask': mask,
         }
 
-    def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
+    def memories(self, past: Mapping[str, Tensor]) -> dict[int, KeyValues]:
         return {
             block: (past['cross_key'][index], past['cross_value'][index], past['prefix_mask'])
             for index, block in enumerate(self.dims.cross_blocks)

@@ -311,10 +311,10 @@ class ControlLoop:
         passed = self._executor.counters.taken_over
         if passed != self._seams_passed:
             self._seams_passed = passed
-            if self._executor.seams:
+            if self._executor.handovers:
                 self._seams.append(
                     TimedHandover(
-                        now_ros_ns, self._executor.seams[-1], self._executor.parameters, dry_run
+                        now_ros_ns, self._executor.handovers[-1], self._executor.parameters, dry_run
                     )
                 )
 
@@ -375,7 +375,7 @@ class ControlLoop:
             if is_new:
                 executor.detail = why
 
-    def heed_controllers(self, watch: ControllerWatch) -> None:
+    def apply_controller_state(self, watch: ControllerWatch) -> None:
         """Send in the controllers' form and at their speed; stop where they refuse."""
         scaling = watch.scaling()
         controllers = watch.trajectory_controllers()

@@ -317,7 +317,7 @@ class ExecutorNode(ManagedNode):
         # A gripper's controller that was never active has no action server: inactive says more.
         if refused := why_refused(self._verdicts()):
             return refused
-        if self._link is not None and (unheard := self._link.unheard()):
+        if self._link is not None and (without_subscribers := self._link.without_subscribers()):
             return f'{unheard}; {_LISTENERS}'
         return self._why_led() or self._why_not_units()
 
@@ -427,7 +427,7 @@ class ExecutorNode(ManagedNode):
             status,
             answers,
             conflict=self._two_of_one(),
-            unheard=self._unsubscribed_outputs(),
+            without_subscribers=self._unsubscribed_outputs(),
             about_states=self._about_states(status.executor.reason),
             received=received_topics(self._robot),
             controllers=warnings_of(self._verdicts()),
@@ -541,7 +541,7 @@ class ExecutorNode(ManagedNode):
         link = self._link
         if link is None or self._live['dry_run']:
             return ''
-        return link.unheard()
+        return link.without_subscribers()
 
     def _verdicts(self) -> Sequence[Verdict]:
         watch = self._session.watch if self._session is not None else None

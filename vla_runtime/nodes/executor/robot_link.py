@@ -36,7 +36,7 @@ from vla_runtime.nodes.graph_faults import (
     several_publishers,
     type_name,
     why_silent,
-    why_unheard,
+    why_without_subscribers,
 )
 from vla_runtime.nodes.node_runner import OnError, guarded
 from vla_runtime.nodes.output_types import message_type, require_types
@@ -277,7 +277,7 @@ class RobotLink:
             now_ns=now_ns,
         )
 
-    def heed_controllers(self, watch: ControllerWatch) -> None:
+    def apply_controller_state(self, watch: ControllerWatch) -> None:
         """Tell the grippers what their controllers would do with a goal."""
         refusals = {one.topic: one.refusal for one in watch.verdicts}
         for gripper in self._grippers:
@@ -300,10 +300,12 @@ class RobotLink:
     def senders(self) -> str:
         return self._watch.senders()
 
-    def unheard(self) -> str:
+    def without_subscribers(self) -> str:
         """Name the outputs that no node takes commands from, while listening; empty without any."""
         reasons = (
-            why_unheard(self._node, publisher.topic_name, type_name(publisher.msg_type), NEWEST, 1)
+            why_without_subscribers(
+                self._node, publisher.topic_name, type_name(publisher.msg_type), NEWEST, 1
+            )
             for publisher in self._publishers
         )
         unserved = (f'no node takes the goals of {action}' for action in self._unserved())

@@ -120,8 +120,8 @@ class ExecutorSession:
 
         def look(now_s: float) -> None:
             watch.look(now_s)
-            loop.heed_controllers(watch)
-            self._link.heed_controllers(watch)
+            loop.apply_controller_state(watch)
+            self._link.apply_controller_state(watch)
 
         self._watching = SteadyLoop(
             look, LOOKS_HZ, 'controllers', lambda error: hooks.on_error('controllers', error)

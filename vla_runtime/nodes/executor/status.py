@@ -104,7 +104,7 @@ class Facts:
     status: LoopStatus
     answers: Answers
     conflict: str = ''
-    unheard: str = ''
+    without_subscribers: str = ''
     about_states: str = ''
     received: Sequence[str] = ()
     controllers: str = ''
@@ -189,7 +189,7 @@ _LATE = (Reason.STARVED, Reason.OVERRUN)
 RULES = [
     Rule(lambda f: f.runs and f.conflict, lambda f: f'{f.conflict}; end one of them;', Level.ERROR),
     Rule(
-        lambda f: f.runs and f.unheard,
+        lambda f: f.runs and f.without_subscribers,
         lambda f: f'{f.unheard}: is the controller running?',
         Level.WARN,
         ' ',

@@ -63,7 +63,7 @@ def test_a_product_equals_its_layers_one_by_one(way, dtype, bound, bias, packed)
             out = torch.empty(15, 48, dtype=dtype)
             product.into(x.to(dtype).flatten(0, 1), out)
             torch.testing.assert_close(out.view(3, 5, 48), expected, rtol=bound, atol=bound)
-            found = product.by_way_of(torch.empty_like(out), x.to(dtype).flatten(0, 1))
+            found = product.matmul_via(torch.empty_like(out), x.to(dtype).flatten(0, 1))
             assert torch.equal(found, out)
 
 

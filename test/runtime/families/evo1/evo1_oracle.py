@@ -74,10 +74,10 @@ def context_of(
     # Hidden images keep their positions.
     angles = torch.arange(len(x))[:, None] * dims.rope_base ** -(torch.arange(half) / half)
     # A hidden place sees itself, so that no place sees nothing.
-    sight = (causal(len(x)) & visible) | torch.eye(len(x), dtype=torch.bool)
+    attention_mask = (causal(len(x)) & visible) | torch.eye(len(x), dtype=torch.bool)
     for layer in range(dims.language.depth):
         at, epsilon = f'language.blocks.{layer}', dims.rms_epsilon
-        x = decoder_block(w, at, x, dims.language.head_dim, epsilon, sight, angles)
+        x = decoder_block(w, at, x, dims.language.head_dim, epsilon, attention_mask, angles)
     x = rms_norm(w, 'language.norm', x, dims.rms_epsilon)[visible]
     return torch.cat([x, pair(w, dims, 'state_encoder', state)[None]])
 

@@ -52,19 +52,19 @@ def joint_velocity(
     rotation = rotary(mask.long().cumsum(dim=1) - 1, network.dims.language.head_dim)
     own, cross = network.rotations(mask)
     split, steps = mask.shape[1], h.shape[1]
-    sight = torch.zeros(*mask.shape, split + steps, dtype=torch.bool, device=mask.device)
-    sight[..., :split] = prefix_sight(mask)
-    sight = torch.cat([sight, _action_sight(mask, steps)], dim=1)
+    attention_mask = torch.zeros(*mask.shape, split + steps, dtype=torch.bool, device=mask.device)
+    attention_mask[..., :split] = prefix_sight(mask)
+    attention_mask = torch.cat([attention_mask, _action_sight(mask, steps)], dim=1)
     pairs = zip(network.language.layers, network.expert.layers, strict=True)
     for layer, (language, expert) in enumerate(pairs):
         q, k, v = language.project(prefix, rotation)
         if layer in network.dims.self_layers:
             aq, ak, av = expert.project(h, own)
             q, k, v = (torch.cat(both, dim=2) for both in ((q, aq), (k, ak), (v, av)))
-            attended = attend(q, k, v, sight)
+            attended = attend(q, k, v, attention_mask)
             of_prefix, of_actions = attended[:, :split], attended[:, split:]
         else:
-            of_prefix = attend(q, k, v, sight[:, :split, :split])
+            of_prefix = attend(q, k, v, attention_mask[:, :split, :split])
             memory = cross_memory(expert, k, v)
             of_actions = attend(expert.project_queries(h, cross), *memory, mask[:, None])
         prefix = language.combine(prefix, of_prefix)

@@ -147,7 +147,7 @@ class Bench:
         active = list(self.watch.now.values())
         held = [float(rules.reference[0]) for rules in self.rules]
         self.watch.held = np.where(active, held, np.nan)
-        self.loop.heed_controllers(self.watch)
+        self.loop.apply_controller_state(self.watch)
 
     def move(self) -> None:
         """Start, and be at full speed."""
@@ -264,7 +264,7 @@ def test_a_jump_after_a_silence_of_all_is_a_stall_of_controller_manager_and_no_s
     for _ in range(10):
         states(0.117)
         bench.loop.tick(bench.now_s)
-        bench.loop.heed_controllers(bench.watch)
+        bench.loop.apply_controller_state(bench.watch)
         status = bench.loop.status().executor
         details.append(status.detail)
     assert bench.core.doubts_state and bench.core.counters.states_implausible

@@ -141,7 +141,7 @@ class Respawned:
 
         def ask() -> None:
             executor.drivers()
-            executor.drivers.request(unheard=True)
+            executor.drivers.request(without_subscribers=True)
 
         executor = self.executor
         self.wait_for_log(': loading')

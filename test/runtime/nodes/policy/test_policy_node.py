@@ -380,7 +380,7 @@ def test_lifecycle_opens_and_closes_and_survives_wrong_transitions(executor):
     made, node = executor.graph, executor.node
     assert not made.transition(node, 'configure')
     assert made.transition(node, 'deactivate')
-    executor.drivers.request(unheard=True)
+    executor.drivers.request(without_subscribers=True)
     reset = made.call(Trigger, f'{node}/reset', Trigger.Request())
     assert not reset.success
     assert 'not active' in reset.message

@@ -18,7 +18,7 @@ from vla_runtime.execution.state import MeasuredState
 _NEAR_SHARE = 0.05
 
 
-class GivingWay:
+class CompliantHold:
     """Columns of one hold that give way; every array is (columns,)."""
 
     def __init__(self, model: ColumnModel, blocked_joints: BlockedJoints) -> None:
@@ -90,7 +90,7 @@ class GivingWay:
             return ''
         return f"'{self._columns.names[worst]}' by {self._given[worst]:.3g}"
 
-    def seat(self, columns: np.ndarray, place: np.ndarray) -> None:
+    def set_to_measured(self, columns: np.ndarray, place: np.ndarray) -> None:
         """Note that the command of these columns was set to where they are."""
         self._active[columns] = False
         self._given[columns] = 0.0
