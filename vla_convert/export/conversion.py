@@ -307,8 +307,8 @@ def _check_facts(
 class _Settled:
     """Facts of folder and options combined, none missing.
 
-    `language` is None without language; `tasks_without_text` says how many tasks of the data set have no
-    text.
+    `language` is None without language; `tasks_without_text` says how many tasks of the data set
+    have no text.
     """
 
     columns: Columns

@@ -107,7 +107,7 @@ NAMES = TensorNames(
         for packed in (r'attn\.qkv_proj\.', r'multihead_attn\.in_proj_')
     ),
     unused=(
-        re.compile(rf'(?:{_EYES}|{_EYES_OF_CAMERA})post_layernorm\.(?:weight|bias)'),
+        re.compile(rf'(?:{_VISION}|{_EYES_OF_CAMERA})post_layernorm\.(?:weight|bias)'),
         re.compile(r'observation_encoder\..*\.embeddings\.position_ids'),
     ),
 )

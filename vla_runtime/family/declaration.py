@@ -12,7 +12,8 @@ A family lives in a folder of `vla_runtime/families/`:
 - `declaration.py`: `FAMILIES`, a tuple of `Family`; imports neither PyTorch nor ROS 2;
 - `networks.py`: `NETWORKS`, family name to a function that builds its `FlowNetwork`; optionally
   `FUSED`, family name to the class of its fused form;
-- `checkpoint.py`: `READER`, a `checkpoints.reader.CheckpointReader`.
+
+Its reader of checkpoints is `vla_convert/readers/NAME.py` (`READER`).
 """
 
 from __future__ import annotations

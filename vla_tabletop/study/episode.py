@@ -239,7 +239,7 @@ class _Loop:
     def result(self, seed: int, family: str, outcome: Outcome, meant: int) -> EpisodeResult:
         executor, counters = self._executor, self._executor.counters
         # The first is the start.
-        seams = list(executor.seams)[1:]
+        seams = list(executor.handovers)[1:]
         compared = [seam for seam in seams if not seam.from_hold]
         status = executor.status()
         return EpisodeResult(

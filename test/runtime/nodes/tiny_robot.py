@@ -108,7 +108,7 @@ class Drivers:
         ahead_s: float = 0.0,
         without_subscribers: bool = False,
     ) -> None:
-        """Ask for a chunk as the executor does; unless `without_subscribers`, once a policy node listens.
+        """Ask for a chunk as the executor does, once a policy node listens.
 
         `asked_ns` is then the time of the plan's first row: now, or `ahead_s` from now.
         """

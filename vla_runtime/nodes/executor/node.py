@@ -318,7 +318,7 @@ class ExecutorNode(ManagedNode):
         if refused := why_refused(self._verdicts()):
             return refused
         if self._link is not None and (without_subscribers := self._link.without_subscribers()):
-            return f'{unheard}; {_LISTENERS}'
+            return f'{without_subscribers}; {_LISTENERS}'
         return self._why_led() or self._why_not_units()
 
     def _why_led(self) -> str:

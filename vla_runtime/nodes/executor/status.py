@@ -93,7 +93,7 @@ class Facts:
 
     Attributes:
         conflict: two executors that ask one policy, or policies that answer one executor.
-        unheard: outputs that no node takes commands from.
+        without_subscribers: outputs that no node takes commands from.
         about_states: topics and publishers behind a fault of the measured state.
         received: topics of joint states that are stamped when they are received.
         controllers: controllers that make the motion worse than it could be.
@@ -190,7 +190,7 @@ RULES = [
     Rule(lambda f: f.runs and f.conflict, lambda f: f'{f.conflict}; end one of them;', Level.ERROR),
     Rule(
         lambda f: f.runs and f.without_subscribers,
-        lambda f: f'{f.unheard}: is the controller running?',
+        lambda f: f'{f.without_subscribers}: is the controller running?',
         Level.WARN,
         ' ',
     ),
