@@ -280,7 +280,7 @@ def _write_int8(folder: Path, bundle: Path, spec: Any, seed: int) -> None:
     from vla_convert.export.onnx.eight_bits import EightBits
     from vla_convert.export.onnx.export import write_onnx
     from vla_convert.export.onnx.quantised import measured_ranges
-    from vla_runtime.engines.cpu import check_int8
+    from vla_runtime.engines.devices import check_int8
 
     check_int8()
     write_onnx(bundle, spec, 'float32')

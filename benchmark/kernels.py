@@ -47,7 +47,7 @@ from tiny_policy import tiny_spec, write_tiny_policy  # isort: skip
 from triton_package import Launches, make_importable  # isort: skip
 
 from vla_runtime.engines.torch import engine
-from vla_runtime.engines.torch.prompt_lengths import LENGTHS
+from vla_runtime.engines.torch.engine import LENGTHS
 from vla_runtime.families.blocks import epilogues, fused, fused_product
 from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.families.flow_network import FlowNetwork

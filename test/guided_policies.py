@@ -11,7 +11,7 @@ from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.candidates import Candidate
-from vla_runtime.engines.cpu import cpu_threads
+from vla_runtime.engines.devices import cpu_threads
 from vla_runtime.engines.loading import EngineOptions, load_engine
 from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.inference.codec import PolicyCodec

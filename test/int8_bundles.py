@@ -16,12 +16,13 @@ from vla_convert.export.onnx.bundle import export_bundle
 from vla_convert.export.onnx.calibration import LEAST_OBSERVATIONS
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import Precision
-from vla_runtime.engines import cpu
+from vla_runtime.engines import devices
 
 OBSERVATIONS = [observation(seed) for seed in range(LEAST_OBSERVATIONS)]
 GUIDED = {'advantage': 'task_newline'}
 needs_int8 = pytest.mark.skipif(
-    not cpu._INT8 & cpu.cpu_flags(), reason='this CPU has no instructions for 8-bit products'
+    not devices._INT8 & devices.cpu_flags(),
+    reason='this CPU has no instructions for 8-bit products',
 )
 
 

@@ -21,10 +21,9 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.candidates import Candidate
-from vla_runtime.engines.choice import load_chosen
+from vla_runtime.engines.candidates import Candidate, load_chosen
 from vla_runtime.engines.closing import close_on_error
-from vla_runtime.engines.cpu import cpu_threads
+from vla_runtime.engines.devices import cpu_threads
 from vla_runtime.engines.loading import EngineOptions, load_engine, prompt_rows, read_for
 from vla_runtime.engines.preflight import (
     AUTO,
@@ -32,7 +31,7 @@ from vla_runtime.engines.preflight import (
     check_words,
 )
 from vla_runtime.engines.protocol import PackedEngine, PolicyEngine
-from vla_runtime.engines.tolerances import judged_as
+from vla_runtime.engines.recorded_cases import judged_as
 from vla_runtime.engines.triton_option import OFF, check_triton
 from vla_runtime.family.declaration import token_dims
 from vla_runtime.family.listing import find_family

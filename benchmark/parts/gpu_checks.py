@@ -31,7 +31,7 @@ from parts.random_policy import (
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import SPEC_FILE
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
-from vla_runtime.engines.tolerances import BOUNDS as RECEIPT_BOUNDS
+from vla_runtime.engines.recorded_cases import BOUNDS as RECEIPT_BOUNDS
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.layer_trial import choose_layers
 from vla_runtime.engines.torch.token_engine import TorchTokenEngine

@@ -27,7 +27,7 @@ from parts.random_policy import (
 )
 
 from vla_runtime.engines.protocol import PolicyEngine
-from vla_runtime.engines.tolerances import BOUNDS
+from vla_runtime.engines.recorded_cases import BOUNDS
 from vla_runtime.engines.torch.layer_trial import choose_layers
 from vla_runtime.engines.triton_option import ON
 from vla_runtime.families.operation_counts import count_operations

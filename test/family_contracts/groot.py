@@ -36,7 +36,7 @@ from vla_runtime.bundle.schema import BundleSpec, CropSpec, ImageSpec
 from vla_runtime.families.blocks.attention import Rotary, rotate
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.blocks.interleaving import separated
-from vla_runtime.families.groot import eagle, qwen3_vl, siglip2, time_table
+from vla_runtime.families.groot import declaration, eagle, qwen3_vl, siglip2
 from vla_runtime.families.groot.dimensions import GrootDims, StackDims
 from vla_runtime.families.groot.n16_dimensions import GROOT_N16, GrootN16Dims, Siglip2Dims
 from vla_runtime.families.groot.n17_dimensions import GROOT_N17, GrootN17Dims, QwenVisionDims
@@ -198,7 +198,7 @@ def past_two(dims: GrootN16Dims | GrootN17Dims) -> Mapping[str, tuple[int, ...]]
 
 # --- faults of all versions -----------------------------------------------------------------------
 
-_BUCKET = time_table.bucket
+_BUCKET = declaration.bucket
 
 
 def of_four_steps(spec: BundleSpec) -> BundleSpec:
@@ -215,7 +215,7 @@ def faults_of_buckets() -> dict[str, Fault]:
         'buckets off by one': lambda t: _BUCKET(t) + 1,
         'buckets not turned round': lambda t: 1000 - _BUCKET(t),
     }
-    return {name: Patched(time_table, 'bucket', of, 'time table') for name, of in buckets.items()}
+    return {name: Patched(declaration, 'bucket', of, 'time table') for name, of in buckets.items()}
 
 
 def moved_images(first: int, second: int) -> OtherDims:

@@ -19,15 +19,16 @@ from vla_runtime.processing.tokenizer import Tokenizer
 from vla_tabletop.metaworld.tasks import CAMERAS, TASKS, trained_instructions, wordings
 from vla_tabletop.study.catalogue import STUDIES
 from vla_tabletop.study.condition import Condition
-from vla_tabletop.training.action_vocabulary import (
-    ACTION_SYMBOLS,
-    Answers,
-    train_action_vocabulary,
-)
 from vla_tabletop.training.recipes import RECIPE_NAMES, find_recipe
 from vla_tabletop.training.samples import TABLETOP, Prompting
 from vla_tabletop.training.training import Training, TrainingSettings
-from vla_tabletop.training.vocabulary import number_tokens, train_vocabulary
+from vla_tabletop.training.vocabulary import (
+    ACTION_SYMBOLS,
+    Answers,
+    number_tokens,
+    train_action_vocabulary,
+    train_vocabulary,
+)
 
 FRAMES = (5, 7)
 
@@ -146,8 +147,8 @@ def test_the_loop_of_the_studies_runs_an_expert() -> None:
     pytest.importorskip('metaworld')
     from vla_runtime.types import ActionChunk
     from vla_tabletop.metaworld.simulator import ACTION_NAMES, STEP_TIME_S, Expert
-    from vla_tabletop.study.cache_use import CacheUse
     from vla_tabletop.study.episode import run_episode
+    from vla_tabletop.study.smoothness import CacheUse
     from vla_tabletop.study.worlds import make_world
 
     class Source:

@@ -15,15 +15,13 @@ import numpy as np
 
 from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError
 from vla_convert.checkpoints.lerobot_processors import (
-    POSTPROCESSOR_FILE,
-    PREPROCESSOR_FILE,
-    Pipeline,
-)
-from vla_convert.checkpoints.lerobot_statistics import (
     ACTION,
     ENVIRONMENT,
+    POSTPROCESSOR_FILE,
+    PREPROCESSOR_FILE,
     STATE,
     Features,
+    Pipeline,
     StoredStatistics,
 )
 from vla_convert.checkpoints.tensors import prefixes, read_stored

@@ -30,23 +30,21 @@ from vla_convert.checkpoints.lerobot_early import (
     read_config,
 )
 from vla_convert.checkpoints.lerobot_processors import (
-    POSTPROCESSOR_FILE,
-    PREPROCESSOR_FILE,
-    Pipeline,
-    read_pipeline,
-    state_file,
-)
-from vla_convert.checkpoints.lerobot_statistics import (
     ACTION,
     ENVIRONMENT,
+    POSTPROCESSOR_FILE,
+    PREPROCESSOR_FILE,
     STATE,
     Features,
+    Pipeline,
     StoredStatistics,
     camera_statistics,
     has_statistics,
     left_raw,
     read_normalisation,
+    read_pipeline,
     read_statistics,
+    state_file,
     stored_length,
 )
 from vla_convert.checkpoints.options import LeRobotRelease

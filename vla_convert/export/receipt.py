@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_convert.checkpoints.folder_facts import ExportError
 from vla_runtime.bundle.onnx_files import QUANTISED, Precision
-from vla_runtime.engines.tolerances import BOUNDS, BoundBy, chunk_bound
+from vla_runtime.engines.recorded_cases import BOUNDS, BoundBy, chunk_bound
 
 # Seed of the compared inputs.
 SEED = 20

@@ -65,9 +65,9 @@ def task_notes(spec: BundleSpec) -> list[str]:
     if tasks_without_text is None:
         return []
     return [
-        f'{tasks_without_text} tasks of the training have no words, and a policy is never run without an '
-        'instruction: any words are new to it. Name the tasks in the data set and train again, or '
-        'judge it with care'
+        f'{tasks_without_text} tasks of the training have no words, and a policy is never run '
+        'without an instruction: any words are new to it. Name the tasks in the data set and train '
+        'again, or judge it with care'
     ]
 
 

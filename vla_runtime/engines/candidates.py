@@ -8,16 +8,18 @@ bits must not have lost it: with the backend itself, or with another where nobod
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.onnx_files import QUANTISED, graph_path
 from vla_runtime.bundle.schema import VERIFICATION_FILE
 from vla_runtime.bundle.success import is_judged, success_fault
-from vla_runtime.engines.cpu import check_int8, multiplies_bfloat16
-from vla_runtime.engines.device_names import accepts_device
+from vla_runtime.engines.devices import accepts_device, check_int8, multiplies_bfloat16
 from vla_runtime.engines.preflight import AUTO, BACKENDS
 from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 
@@ -219,3 +221,68 @@ def _is_faster_reduced(receipt: str | None, device: str) -> bool:
         return device != 'cpu' or multiplies_bfloat16()
     # A CPU emulates float16.
     return receipt == 'float16' and device != 'cpu'
+
+
+# --- Choice of backend and precision that the user leaves open: `backend: auto`, `precision: auto
+
+
+Loaded = TypeVar('Loaded')
+
+# What loading a candidate, or running it once, may end with: refused, out of memory (PyTorch's is a
+# RuntimeError), a driver or a file that is missing, a package that is installed and broken.
+CANNOT_RUN = (ValueError, RuntimeError, MemoryError, OSError, ImportError)
+
+
+def load_chosen(
+    bundle: Bundle,
+    backend: str,
+    device: str,
+    precision: str,
+    *,
+    load: Callable[[Candidate], Loaded],
+    check: Callable[[Loaded], None],
+) -> tuple[Loaded, str]:
+    """Load the first candidate that can run; also return why, with what was left out.
+
+    Args:
+        backend, precision: one of them is `auto`.
+        load: loads a candidate; an error of CANNOT_RUN where it cannot run.
+        check: refuses a loaded candidate that gives other numbers than the recorded cases have, and
+            closes it (ValueError).
+
+    Raises:
+        ValueError: nothing may run this bundle here.
+        Exception: none of the candidates can run; the error of the first.
+    """
+    found = candidates(bundle, backend, device, precision)
+    reasons, failed = [], []
+    for candidate in found:
+        try:
+            loaded = load(candidate)
+            # A precision that was named outright is the user's choice, 8 bits were judged.
+            if precision == AUTO and rests_on_onnx_receipt(candidate):
+                check(loaded)
+        except CANNOT_RUN as error:
+            _free_frames(error)
+            failed.append(error)
+            reasons.append(f'{candidate} cannot: {error}')
+            continue
+        left_out = reduced_precisions(bundle, device) if precision == AUTO else {}
+        if backend == AUTO:
+            elsewhere = running_elsewhere(bundle, device, precision)
+            left_out |= dict.fromkeys(elsewhere, f"it does not run on device '{device}'")
+        reasons += [f'{one} is left out: {why}' for one, why in left_out.items() if why]
+        first = 'nothing else may run this bundle here'
+        if len(found) > 1:
+            first = f'{candidate} is the first in order that can run here'
+        return loaded, '; '.join([first, *reasons])
+    raise failed[0]
+
+
+def _free_frames(error: BaseException | None) -> None:
+    """Release objects held by an error's frames, above all the networks of a failed candidate."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    # An engine's graphs hold the engine, which is a cycle.
+    gc.collect()

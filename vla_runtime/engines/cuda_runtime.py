@@ -27,7 +27,7 @@ import numpy as np
 
 from vla_runtime.engines.closing import close_all, close_on_error
 from vla_runtime.engines.cuda_driver import CudaDriver, CudaError, import_cuda
-from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.devices import parse_device
 
 # More than an inference uploads between two waits (3 cameras 1.8 MB, 2 rows of text 3.3 MB); larger
 # arrays go in pieces.

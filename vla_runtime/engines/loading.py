@@ -8,8 +8,7 @@ from pathlib import Path
 from vla_runtime.bundle.folder import Bundle, read_bundle, verify_files
 from vla_runtime.bundle.onnx_files import engine_graphs
 from vla_runtime.engines.candidates import Candidate
-from vla_runtime.engines.cpu import keep_freed_memory
-from vla_runtime.engines.device_names import check_device
+from vla_runtime.engines.devices import check_device, keep_freed_memory
 from vla_runtime.engines.preflight import AUTO, check_backend, check_graph_files
 from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.engines.triton_option import OFF

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.bundle.onnx_files import PRECISIONS as FILE_PRECISIONS
-from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.devices import parse_device
 from vla_runtime.engines.tensorrt.rtx import RTX_MODULES
 
 # Word of backend and precision that lets the load choose (`engines.choice`).

@@ -26,7 +26,6 @@ import numpy as np
 from vla_runtime.execution.anchor_check import AnchorCheck
 from vla_runtime.execution.blocked_joints import BlockedJoints
 from vla_runtime.execution.chunk_check import CheckedChunk, check_chunk
-from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import (
     ChunkRefusal,
     Command,
@@ -38,7 +37,7 @@ from vla_runtime.execution.command import (
 )
 from vla_runtime.execution.commander import Commander
 from vla_runtime.execution.config import ExecutorConfig, ExecutorStatus, Mode
-from vla_runtime.execution.guard import Guard
+from vla_runtime.execution.guard import ClampLatch, Guard
 from vla_runtime.execution.handover import Handover
 from vla_runtime.execution.intake import Refused, StartTooFar
 from vla_runtime.execution.motion import Motion, OperatorRequired

@@ -11,14 +11,125 @@ from collections.abc import Sequence
 import numpy as np
 
 from vla_runtime.execution.blocked_joints import BlockedJoints
-from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.column_model import ColumnModel
+from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
 from vla_runtime.execution.config import ExecutorConfig
-from vla_runtime.execution.dead_reckoning import DeadReckoning
 from vla_runtime.execution.following import Following
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.watchdog import LOOK, ClockWatch, StateWatch, tick_timeout
+
+# --- Measured positions of columns that are commanded a velocity, carried on to the present
+
+
+# At 1000 ticks a second this is more than any state may be old.
+_TICKS = 1024
+
+
+class DeadReckoning:
+    """The commanded velocities of the last ticks, and the ways that they lead.
+
+    A measurement is as old as its stamp; near a limit the way since then counts. Angles without end
+    have no limits, so they are left out.
+    """
+
+    def __init__(self, columns: CommandColumns) -> None:
+        which = columns.is_velocity & columns.has_feedback & ~columns.is_continuous
+        self._columns = np.flatnonzero(which)
+        self._stamps = np.zeros(_TICKS, dtype=np.int64)
+        # Way since the first tick at each tick, and the velocity from then on.
+        self._ways = np.zeros((_TICKS, len(self._columns)))
+        self._velocities = np.zeros((_TICKS, len(self._columns)))
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return len(self._columns) > 0
+
+    def clear(self) -> None:
+        """Forget all ticks, after a clock jump."""
+        self._count = 0
+
+    def record(self, now_ros_ns: int, setpoints: np.ndarray, *, sent: bool) -> None:
+        """Note the command of a tick, (columns,), and whether it goes to the robot."""
+        if self._count and now_ros_ns < self._stamps[(self._count - 1) % _TICKS]:
+            self.clear()
+        slot = self._count % _TICKS
+        if self._count:
+            last = (self._count - 1) % _TICKS
+            dt_s = (now_ros_ns - self._stamps[last]) * 1e-9
+            self._ways[slot] = self._ways[last] + dt_s * self._velocities[last]
+        else:
+            self._ways[slot] = 0.0
+        self._stamps[slot] = now_ros_ns
+        self._velocities[slot] = setpoints[self._columns] if sent else 0.0
+        self._count += 1
+
+    def carry_on(self, state: MeasuredState, now_ros_ns: int) -> None:
+        """Set the positions of the state to where the robot is now."""
+        if not self._count:
+            return
+        kept = min(self._count, _TICKS)
+        slots = np.arange(self._count - kept, self._count) % _TICKS
+        here = self._way(slots, np.full(len(self._columns), now_ros_ns))
+        state.carry_on(self._columns, here - self._way(slots, state.stamps[self._columns]))
+
+    def _way(self, slots: np.ndarray, times_ns: np.ndarray) -> np.ndarray:
+        stamps = self._stamps[slots]
+        at = np.maximum(np.searchsorted(stamps, times_ns, side='right') - 1, 0)
+        places, columns = slots[at], np.arange(len(self._columns))
+        since_s = np.maximum(times_ns - stamps[at], 0) * 1e-9
+        return self._ways[places, columns] + since_s * self._velocities[places, columns]
+
+
+# --- Latch closed by too many clamped chunks in a row; only the operator opens it
+
+
+class ClampLatch:
+    """Counts clamped chunks in a row; it may outlive the executor that counts with it.
+
+    Args:
+        allowed: number of clamped chunks in a row that closes it; 0 never does.
+        cause: what closed it in the process before this one; empty: it is open.
+        reset_call: what a person types to open it.
+
+    Attributes:
+        cause: joint, value and limit that closed it; empty while it is open.
+    """
+
+    def __init__(self, allowed: int, *, cause: str = '', reset_call: str = '~/reset') -> None:
+        if allowed < 0:
+            raise ValueError(f'clamp_latch is {allowed}, expected 0 (never) or more')
+        self._allowed = allowed
+        self._reset_call = reset_call
+        self._in_row = 0
+        self.cause = cause
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.cause)
+
+    def count(self, clamped: str) -> None:
+        """Count a usable chunk, and what was clamped of it in words; '' restarts the count."""
+        self._in_row = self._in_row + 1 if clamped else 0
+        if 0 < self._allowed <= self._in_row and not self.closed:
+            self.cause = clamped
+
+    def open(self) -> None:
+        """Open the latch and count from zero; only the operator may ask for it."""
+        self._in_row = 0
+        self.cause = ''
+
+    @property
+    def text(self) -> str:
+        """Reason of the closed latch, and what opens it."""
+        return (
+            f'{self._allowed} chunks in a row were outside the limits, the last by {self.cause}. '
+            'Look at what the policy wants, or widen that limit if the robot may go there; then '
+            f'{self._reset_call} (a stopped robot needs ~/start after it)'
+        )
+
+
+# --------------------------------------------------------------------------------------------------
 
 _MOTION = (CommandKind.TRACK, CommandKind.APPROACH)
 

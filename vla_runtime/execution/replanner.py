@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from vla_runtime.execution.chunk_check import CheckedChunk
-from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.command import ChunkRefusal, Counters, SubmitResult
+from vla_runtime.execution.guard import ClampLatch
 from vla_runtime.execution.handover import Handover, LiveChunk
 from vla_runtime.execution.history import StepHistory
 from vla_runtime.execution.intake import (

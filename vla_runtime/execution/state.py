@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from vla_runtime.execution.column_model import ColumnModel
-from vla_runtime.execution.doubled_joints import DoubledJoints
 from vla_runtime.execution.plausibility import (
     ONE_TURN,
     REPORTED_NS,
     REPORTED_SAMPLES,
+    DoubledJoints,
     Plausibility,
 )
 

@@ -8,8 +8,7 @@ from typing import cast
 import numpy as np
 
 from vla_runtime.engines.protocol import PolicyEngine, TokenEngine
-from vla_runtime.engines.recorded_cases import Case, read_cases, sample
-from vla_runtime.engines.tolerances import chunk_bound, error_of
+from vla_runtime.engines.recorded_cases import Case, chunk_bound, error_of, read_cases, sample
 from vla_runtime.inference.denoise import case_schedule, denoise
 
 

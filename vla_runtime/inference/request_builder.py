@@ -33,7 +33,7 @@ from vla_runtime.inference.real_time_chunking import (
     scheduler_plan_weights,
 )
 from vla_runtime.inference.request import ChunkRequest, PhaseClock
-from vla_runtime.inference.sampling import chunk_noise, step_noise
+from vla_runtime.inference.runner import chunk_noise, step_noise
 from vla_runtime.inference.settings import PolicySettings, resolve_cfg_mode, row_weights
 from vla_runtime.types import Advantage, CommittedPlan, Observation
 

@@ -5,6 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+# --- Modes by which a recording keeps frames of the cameras
+
+
+# `used`: those that an inference used, bit for bit; `all`, likewise; `reduced`: a few a second.
+ImageMode = Literal['used', 'all', 'reduced']
+
+# How often a reduced image of a camera is kept, and how: raw ones of 20 Hz are 100 MB a minute.
+IMAGE_RATE_HZ = 4
+JPEG_QUALITY = 85
+
+
+# --------------------------------------------------------------------------------------------------
 
 IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 JOINT_STATE = 'sensor_msgs/msg/JointState'

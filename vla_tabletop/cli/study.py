@@ -147,7 +147,7 @@ def _main(arguments: argparse.Namespace) -> int:
 
 def _runnable(studies: Sequence[Study]) -> list[Study]:
     """Leave out, with a line for each, studies in int8 on a CPU without instructions for it."""
-    from vla_runtime.engines.cpu import check_int8
+    from vla_runtime.engines.devices import check_int8
 
     in_int8 = {
         study.name for study in studies if any(one.precision == 'int8' for one in study.conditions)

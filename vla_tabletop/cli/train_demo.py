@@ -30,17 +30,17 @@ from typing import TYPE_CHECKING, Any
 from vla_runtime.cli._files import make_folder, output_folder
 from vla_runtime.cli._numbers import MOST_PROCESSES, MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
-from vla_runtime.engines.cpu import MOST_THREADS
+from vla_runtime.engines.devices import MOST_THREADS
 from vla_tabletop.training.recipes import DEMO_FAMILY, RECIPE_NAMES
 from vla_tabletop.training.worlds import DEMO_WORLD, WORLD_NAMES
 
 if TYPE_CHECKING:
     from vla_runtime.processing.prompts import PromptFormat
-    from vla_tabletop.training.action_vocabulary import Answers
     from vla_tabletop.training.recipes.recipe import Recipe
     from vla_tabletop.training.samples import Prompting
     from vla_tabletop.training.start import Start, WorkLog
     from vla_tabletop.training.training import Training, TrainingSettings
+    from vla_tabletop.training.vocabulary import Answers
     from vla_tabletop.training.world import TrainingSamples
     from vla_tabletop.training.worlds import WorldModule
 
@@ -248,9 +248,8 @@ def _prompting(
     recipe: Recipe, form: PromptFormat, world: WorldModule, vocabulary: Path, start: Start | None
 ) -> Prompting:
     """Copy the start's vocabulary into the work folder, or train one there."""
-    from vla_tabletop.training.action_vocabulary import ACTION_SYMBOLS
     from vla_tabletop.training.samples import Prompting
-    from vla_tabletop.training.vocabulary import train_vocabulary
+    from vla_tabletop.training.vocabulary import ACTION_SYMBOLS, train_vocabulary
 
     if start is None:
         symbols = ACTION_SYMBOLS if recipe.family.head == 'tokens' else ()
@@ -270,7 +269,7 @@ def _answers(
 ) -> Answers:
     """Copy the start's action tokenizer into the work folder, or train one there."""
     from vla_runtime.processing.tokenizer import Tokenizer
-    from vla_tabletop.training.action_vocabulary import Answers, train_action_vocabulary
+    from vla_tabletop.training.vocabulary import Answers, train_action_vocabulary
 
     if start is not None:
         (file,) = start.files

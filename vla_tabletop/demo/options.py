@@ -13,12 +13,12 @@ from pathlib import Path
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.rules import check_guidable
 from vla_runtime.engines.candidates import candidates
-from vla_runtime.engines.device_names import default_device
+from vla_runtime.engines.devices import default_device
 from vla_runtime.engines.preflight import AUTO, check_backend, check_words
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.files.package_files import share_folder
 from vla_runtime.inference.settings import MOST_BETA
-from vla_runtime.recording.image_modes import ImageMode
+from vla_runtime.recording.topics import ImageMode
 from vla_runtime.robot.file import find_robot, load_robot
 from vla_runtime.robot.match import match_robot
 from vla_runtime.robot.schema import Robot

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vla_runtime.pages.plot import svg_plot
+from vla_runtime.pages.page import svg_plot
 from vla_tabletop.demo.telemetry import Attempt, Series, Telemetry
 
 _MEASURED, _COMMANDED, _SEAM, _LATE = '#1f6f8b', '#d1495b', '#b8b8b8', '#e09f3e'

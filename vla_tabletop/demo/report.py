@@ -12,7 +12,7 @@ import numpy as np
 from vla_runtime.execution.command import ChunkRefusal
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.pages.page import render
-from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
+from vla_runtime.recording.topics import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
 from vla_tabletop.demo import plots
 from vla_tabletop.demo.telemetry import Attempt, Telemetry, Thumbnail
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vla_runtime.messages.handover import HandoverReport
+from vla_runtime.messages.trajectories import HandoverReport
 
 
 @dataclass

@@ -9,8 +9,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from sensor_msgs.msg import JointState
 
 from vla_runtime.messages.diagnostics import values_of
-from vla_runtime.messages.handover import read_handover
-from vla_runtime.messages.trajectories import stamp_to_ns
+from vla_runtime.messages.trajectories import read_handover, stamp_to_ns
 from vla_runtime.nodes.recorder.topic_recorder import Listener
 from vla_runtime.robot.schema import Robot, RobotOutput
 from vla_tabletop.demo.telemetry import Inference, Series, Telemetry, Thumbnail

@@ -14,11 +14,11 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.types import ActionChunk, CommittedPlan, Observation
 from vla_tabletop.sim.closed_loop import noise_seed
+from vla_tabletop.sim.episode import find_task
 from vla_tabletop.sim.expert import HORIZON, STEP_TIME_S, Expert, Style
-from vla_tabletop.sim.instructions import find_task
 from vla_tabletop.sim.world import Tabletop
-from vla_tabletop.study.cache_use import CacheUse, cache_use_of
 from vla_tabletop.study.condition import Condition
+from vla_tabletop.study.smoothness import CacheUse, cache_use_of
 from vla_tabletop.study.world import World
 
 

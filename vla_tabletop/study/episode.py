@@ -21,10 +21,9 @@ from vla_runtime.execution.parameters import DelayParameters, ExecutorParameters
 from vla_runtime.processing.fast_tokens import AnswerError
 from vla_runtime.types import ActionChunk, ChunkHeader, CommittedPlan, Observation, PlanRequest
 from vla_tabletop.sim.tasks import Outcome, OutcomeName
-from vla_tabletop.study.cache_use import CacheUse
 from vla_tabletop.study.chunk_sources import ChunkSource
 from vla_tabletop.study.condition import Condition
-from vla_tabletop.study.smoothness import Jerk, jerk_of
+from vla_tabletop.study.smoothness import CacheUse, Jerk, jerk_of
 from vla_tabletop.study.world import World
 
 # Somewhere in 2023: stamps of zero mean 'no time' in ROS.

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.pages.page import render
-from vla_runtime.pages.plot import svg_plot
+from vla_runtime.pages.page import render, svg_plot
 
 Json = dict[str, Any]
 

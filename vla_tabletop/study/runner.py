@@ -21,18 +21,17 @@ from tqdm import tqdm
 
 from vla_convert.export.onnx.bundle import bundle_with_onnx
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.bundle.identity import spec_identity
+from vla_runtime.bundle.success import spec_identity
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.json_file import LARGEST_RESULT, JsonError, JsonMapping, read_json
 from vla_runtime.files.package_files import source_digest
 from vla_runtime.processes.workers import Pool
 from vla_tabletop.sim.scene import FIRST_UNSEEN_SEED
-from vla_tabletop.study.cache_use import CacheUse
 from vla_tabletop.study.calibration import observations_of
 from vla_tabletop.study.chunk_sources import ChunkSource, ExpertSource, PolicySource
 from vla_tabletop.study.condition import Condition
 from vla_tabletop.study.episode import EpisodeResult, run_episode
-from vla_tabletop.study.smoothness import Jerk
+from vla_tabletop.study.smoothness import CacheUse, Jerk
 from vla_tabletop.study.world import World
 from vla_tabletop.study.worlds import make_world
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from vla_runtime.bundle.success import difference_interval
 from vla_tabletop.sim.success_rate import SuccessRate
-from vla_tabletop.study.cache_use import CacheUse
 from vla_tabletop.study.episode import EpisodeResult
+from vla_tabletop.study.smoothness import CacheUse
 
 
 @dataclass(frozen=True)

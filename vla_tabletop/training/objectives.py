@@ -24,9 +24,9 @@ from vla_runtime.families.flow_network import FlowNetwork, SinglePassNetwork
 from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.family.declaration import Family, PolicyDims, scheduler_of
 from vla_runtime.family.noise_schedule import NoiseScheduler
-from vla_tabletop.training.action_vocabulary import Answers
 from vla_tabletop.training.recipes.recipe import Prefix
 from vla_tabletop.training.samples import PATCH_SIZE
+from vla_tabletop.training.vocabulary import Answers
 from vla_tabletop.training.world import IMAGE_SIZE, TrainingWorld
 
 GROUND_WEIGHT = 0.2

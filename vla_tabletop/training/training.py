@@ -25,7 +25,6 @@ from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.family.declaration import scheduler_of
 from vla_runtime.files.atomic_write import atomic_write
-from vla_tabletop.training.action_vocabulary import Answers
 from vla_tabletop.training.objectives import (
     GROUND_WEIGHT,
     GroundObjective,
@@ -36,6 +35,7 @@ from vla_tabletop.training.recipes import DEMO_FAMILY, find_recipe
 from vla_tabletop.training.recipes.recipe import STAGES, Prefix, Recipe
 from vla_tabletop.training.samples import frame_batches
 from vla_tabletop.training.start import Start
+from vla_tabletop.training.vocabulary import Answers
 from vla_tabletop.training.world import Batch, TrainingSamples, TrainingWorld
 from vla_tools.distillation.student import load_parts, read_checkpoint
 

@@ -36,8 +36,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import at_least, between
-from vla_runtime.engines.cpu import MOST_THREADS
-from vla_runtime.engines.device_names import default_device
+from vla_runtime.engines.devices import MOST_THREADS, default_device
 from vla_runtime.engines.preflight import AUTO, PRECISIONS, require_packages
 from vla_runtime.engines.triton_option import OFF, WORDS
 from vla_runtime.family.declaration import MOST_DENOISE_STEPS
@@ -155,7 +154,7 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.recommend:
             if arguments.plot or arguments.json:
                 raise ValueError('--recommend writes no file: leave out --plot and --json')
-            from vla_tools.performance.recommendation import recommend
+            from vla_tools.performance.bench import recommend
 
             print(recommend(arguments.bundle, options, arguments.device, _progress))
             return 0

@@ -22,7 +22,7 @@ from pathlib import Path
 from vla_runtime.cli._files import bundle_folder, output_folder
 from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
-from vla_runtime.engines.cpu import MOST_THREADS
+from vla_runtime.engines.devices import MOST_THREADS
 from vla_runtime.family.declaration import MOST_FLOW_STEPS
 
 

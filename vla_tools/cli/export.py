@@ -243,7 +243,7 @@ def _export_bundle(arguments: argparse.Namespace) -> bool:
 def _calibration(recording: Path, bundle: Bundle) -> list[Observation]:
     from vla_convert.export.onnx.calibration import MOST_OBSERVATIONS
     from vla_runtime.bundle.summary import line
-    from vla_runtime.engines.cpu import check_int8
+    from vla_runtime.engines.devices import check_int8
     from vla_tools.replay.rerun import recorded_observations
 
     check_int8()

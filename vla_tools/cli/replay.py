@@ -386,7 +386,7 @@ def _replay(path: Path, changes: Changes, arguments: argparse.Namespace) -> Repl
             offline[key] = replace(found, messages={})
     summary.finish(run, tuple(replay.differences), perf_counter() - begin_s)
     if page is not None:
-        from vla_tools.replay.events import read_events
+        from vla_tools.replay.page import read_events
 
         page.write(arguments.page, summary, read_events(run.reader, run.node))
     if arguments.live and run.inferences:

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Try the device; 1 where a step failed, 2 where it cannot be tried."""
-    from vla_runtime.engines.device_names import parse_device
+    from vla_runtime.engines.devices import parse_device
     from vla_tools.selftest.checks import describe_machine, results, run_selftest
     from vla_tools.selftest.policies import tried_families
     from vla_tools.selftest.steps import Steps

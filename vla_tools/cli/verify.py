@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_runtime.cli._files import output_file
-from vla_runtime.engines.device_names import default_device
+from vla_runtime.engines.devices import default_device
 from vla_runtime.files.atomic_write import write_text
 from vla_tools.cli._comparison import compare_engines, show_receipt
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from vla_runtime.bundle.folder import Bundle
-from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.bundle.success import spec_identity
 from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.traced_shapes import trace_shapes
@@ -35,7 +35,7 @@ from vla_runtime.files.atomic_write import atomic_write
 from vla_runtime.files.quotes import one_line
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.inference.sampling import chunk_noise
+from vla_runtime.inference.runner import chunk_noise
 from vla_runtime.types import Advantage
 from vla_tools.dataset.observations import StoredObservation
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.engines.candidates import CANNOT_RUN, Candidate, candidates
 from vla_runtime.engines.closing import close_on_error
-from vla_runtime.engines.cpu import MOST_THREADS
-from vla_runtime.engines.device_names import parse_device
-from vla_runtime.engines.preflight import AUTO
+from vla_runtime.engines.devices import MOST_THREADS, parse_device
+from vla_runtime.engines.preflight import AUTO, check_cuda_device
 from vla_runtime.engines.triton_option import OFF
 from vla_runtime.families.operation_counts import counts_of
 from vla_runtime.family.declaration import image_sizes
@@ -29,8 +29,7 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.processing.poses import from_matrix
 from vla_runtime.types import InferenceReport, Observation
-from vla_tools.performance.device_rates import rates_of
-from vla_tools.performance.power import power_state
+from vla_tools.performance.device_rates import power_state, rates_of
 from vla_tools.performance.roofline import Floor, Rates, phase_floors
 
 # --- Percentiles
@@ -346,3 +345,79 @@ def _peak_resident_bytes() -> int | None:
     lines = Path('/proc/self/status').read_text().splitlines()
     found = (int(line.split()[1]) * 1024 for line in lines if line.startswith('VmHWM:'))
     return next(found, None)
+
+
+# --- The fastest of what may run a bundle here, in words for the policy node's parameter file
+
+
+_Way = tuple[Candidate, str]
+
+
+def recommend(
+    bundle: Path,
+    options: BenchOptions,
+    device: str | None,
+    progress: Callable[[range], Iterable[int]] = lambda rounds: rounds,
+) -> str:
+    """Measure every way to run a bundle, and return the times and the fastest in words.
+
+    Backend and precision of the options may be `auto`; `device` None: the CPU, and CUDA where a
+    GPU answers; `progress` wraps the rounds. Raises BundleError: damaged or inconsistent;
+    ValueError: nothing can run it.
+    """
+    times: dict[_Way, float] = {}
+    faults: list[str] = []
+    for way in _ways(bundle, options, [device] if device else _devices()):
+        one, where = way
+        named = replace(options, backend=one.backend, precision=one.precision, device=where)
+        try:
+            figures = run_bench(bundle, named, progress)
+        except CANNOT_RUN as error:
+            faults.append(f'{one} on {where} cannot: {error}')
+            continue
+        times[way] = figures['milliseconds']['miss']['total']['median']
+    if not times:
+        raise ValueError('; '.join(faults))
+    return '\n'.join([*_lines(times), *faults])
+
+
+def _devices() -> list[str]:
+    try:
+        check_cuda_device('cuda')
+    except ValueError:
+        return ['cpu']
+    return ['cpu', 'cuda']
+
+
+def _ways(bundle: Path, options: BenchOptions, devices: Sequence[str]) -> list[_Way]:
+    """Return candidates with their devices."""
+    checked, found = read_bundle(bundle), []
+    fault = None
+    for device in devices:
+        try:
+            named = candidates(checked, options.backend, device, options.precision)
+        except ValueError as error:
+            fault = error
+            continue
+        found += [(one, device) for one in named]
+    if fault and not found:
+        raise fault
+    return found
+
+
+def _lines(times: dict[_Way, float]) -> list[str]:
+    ranked = sorted(times, key=lambda way: times[way])
+    (best, device), *others = ranked
+    lines = [f'{f"{one} on {where}":40}{times[one, where]:>9.2f} ms' for one, where in ranked]
+    lines.append('')
+    if others:
+        factor = times[others[0]] / times[best, device]
+        lines.append(f'# {factor:.2f} times as fast as {others[0][0]} on {others[0][1]}')
+    return [
+        *lines,
+        '/**/vla_policy:',
+        '  ros__parameters:',
+        f'    backend: {best.backend}',
+        f'    device: {device}',
+        f'    precision: {best.precision}',
+    ]

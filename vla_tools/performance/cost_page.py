@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.pages.page import render
-from vla_runtime.pages.plot import svg_plot
+from vla_runtime.pages.page import render, svg_plot
 from vla_tools.performance.cost_sweep import KINDS
 from vla_tools.performance.devices import DEVICES
 from vla_tools.performance.roofline import SECONDS_A_KERNEL

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
-from vla_runtime.bundle.identity import spec_identity
+from vla_runtime.bundle.success import spec_identity
 from vla_runtime.engines.triton_option import OFF
 from vla_runtime.files.machine import machine, versions
 from vla_runtime.nodes.policy.description import PolicyDescription

@@ -22,20 +22,20 @@ import numpy as np
 
 from vla_runtime.engines.cuda_driver import CudaDriver, format_version, import_cuda
 from vla_runtime.engines.cuda_runtime import CudaRuntime
-from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.devices import parse_device
 from vla_runtime.engines.preflight import (
     check_backend,
     check_cuda_device,
     driver_cuda_version,
     missing_package,
 )
+from vla_runtime.engines.recorded_cases import judged_as
 from vla_runtime.engines.tensorrt.adapter import TensorRT, import_tensorrt
 from vla_runtime.engines.tensorrt.rtx import check_gpu
-from vla_runtime.engines.tolerances import judged_as
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.machine import machine, versions
 from vla_runtime.policy import Policy
-from vla_tools.performance.power import power_mode
+from vla_tools.performance.device_rates import power_mode
 from vla_tools.selftest.policies import (
     infer_cases,
     largest_error,

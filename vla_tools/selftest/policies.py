@@ -20,7 +20,7 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, PRECISIONS, Precision, read_graph_facts
 from vla_runtime.bundle.schema import SPEC_FILE
-from vla_runtime.engines.tolerances import BOUNDS
+from vla_runtime.engines.recorded_cases import BOUNDS
 from vla_runtime.family.declaration import image_sizes
 from vla_runtime.family.listing import family_names
 from vla_runtime.policy import Policy

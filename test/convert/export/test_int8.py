@@ -33,7 +33,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, ROWS, ROWS_GRAPHS, engine_graphs
 from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.cli.main import main
-from vla_runtime.engines import cpu
+from vla_runtime.engines import devices
 from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
 from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.policy import Policy
@@ -163,7 +163,7 @@ def test_files_of_another_precision_device_or_cpu_are_refused(
 ):
     with pytest.raises(ValueError, match="'float32'"):
         Policy.load(bundle, 'onnxruntime', precision='float32')
-    monkeypatch.setattr(cpu, 'cpu_flags', lambda: {'avx2'})
+    monkeypatch.setattr(devices, 'cpu_flags', lambda: {'avx2'})
     with pytest.raises(ValueError, match='instructions'):
         Policy.load(bundle, 'onnxruntime', precision='int8')
     source = read_bundle(bundle)

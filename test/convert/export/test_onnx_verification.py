@@ -28,7 +28,7 @@ from vla_convert.export.receipt import VerificationError, chunk_bound
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, QUANTISED
 from vla_runtime.bundle.schema import WEIGHTS_FILE
-from vla_runtime.engines.tolerances import BOUNDS, Bounds
+from vla_runtime.engines.recorded_cases import BOUNDS, Bounds
 from vla_runtime.processing.tokenizer import Tokenizer
 
 

@@ -13,7 +13,7 @@ from vla_convert.export.receipt import (
     Receipt,
     chunk_bound,
 )
-from vla_runtime.engines.tolerances import BOUNDS, error_of
+from vla_runtime.engines.recorded_cases import BOUNDS, error_of
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from vla_convert.export.receipt import VerificationError
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.engines.candidates import candidates
-from vla_runtime.engines.tolerances import BOUNDS
+from vla_runtime.engines.recorded_cases import BOUNDS
 from vla_runtime.policy import Policy
 
 

@@ -19,7 +19,7 @@ from tiny_policy import observation
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
 from vla_runtime.engines.candidates import Candidate, candidates
-from vla_runtime.engines.tolerances import BOUNDS
+from vla_runtime.engines.recorded_cases import BOUNDS
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tiny_policy import tiny_spec
 
-from vla_runtime.bundle import identity
-from vla_runtime.bundle.identity import spec_identity
+from vla_runtime.bundle import success
 from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.bundle.success import spec_identity
 
 
 def contents_of(spec: BundleSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def contents_of(spec: BundleSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, 
         seen.append(contents)
         return dumps(contents, **how)
 
-    monkeypatch.setattr(identity.json, 'dumps', note)
+    monkeypatch.setattr(success.json, 'dumps', note)
     spec_identity(spec)
     (contents,) = seen
     return contents

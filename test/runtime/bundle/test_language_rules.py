@@ -9,10 +9,10 @@ import pytest
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.rules import check_guidable, check_spec, dump_spec, parse_spec
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.statistics import check_statistics
+from vla_runtime.bundle.success import spec_identity
 from vla_runtime.bundle.summary import describe
 from vla_runtime.families.bundle_contents import check_contents
 from vla_runtime.files.field_error import FieldError

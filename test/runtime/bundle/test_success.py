@@ -12,10 +12,10 @@ from paths import ROOT
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
-from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.success import (
     JudgedCondition,
     difference_interval,
+    spec_identity,
     success_fault,
     write_success,
 )

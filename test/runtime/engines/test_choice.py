@@ -20,9 +20,14 @@ from vla_runtime.bundle.success import JudgedCondition, write_success
 from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.info import _backends
 from vla_runtime.engines import candidates as candidates_module
-from vla_runtime.engines import cpu, preflight
-from vla_runtime.engines.candidates import INT8, Candidate, candidates, reduced_precisions
-from vla_runtime.engines.choice import load_chosen
+from vla_runtime.engines import devices, preflight
+from vla_runtime.engines.candidates import (
+    INT8,
+    Candidate,
+    candidates,
+    load_chosen,
+    reduced_precisions,
+)
 from vla_runtime.engines.torch import weights
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
@@ -214,7 +219,7 @@ def test_int8_is_taken_by_auto_only_with_judged_success_and_instructions_for_it(
     has_vnni: bool,
     said: str,
 ):
-    monkeypatch.setattr(cpu, 'cpu_flags', lambda: {'avx512_vnni'} if has_vnni else {'avx2'})
+    monkeypatch.setattr(devices, 'cpu_flags', lambda: {'avx512_vnni'} if has_vnni else {'avx2'})
     bundle = with_receipt(tmp_path / 'bundle', 'int8')
     if lost is not None:
         judge(bundle, INT8, lost)

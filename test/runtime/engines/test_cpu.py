@@ -14,7 +14,7 @@ import pytest
 import torch
 from onnx_bundles import tiny_onnx_bundle
 
-from vla_runtime.engines.cpu import cpu_threads
+from vla_runtime.engines.devices import cpu_threads
 from vla_runtime.engines.onnx.session import session_options
 from vla_runtime.files import machine
 from vla_runtime.inference.settings import PolicySettings
@@ -122,7 +122,7 @@ def test_a_thread_that_begins_later_has_as_many() -> None:
 
 _FAULTS = """
 import resource, sys
-from vla_runtime.engines.cpu import keep_freed_memory
+from vla_runtime.engines.devices import keep_freed_memory
 
 if sys.argv[1] == 'keep':
     keep_freed_memory()

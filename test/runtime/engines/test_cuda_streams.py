@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_runtime.engines.torch.cuda_streams import CudaStreams
+from vla_runtime.engines.torch.cuda_graph import CudaStreams
 
 DEVICE = torch.device('cuda')
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.engines.tolerances import BOUNDS
+from vla_runtime.engines.recorded_cases import BOUNDS
 from vla_runtime.engines.torch.buffers import Variant
 from vla_runtime.engines.torch.layer_choice import LayerChoice, Part, largest_error, remedy
 from vla_runtime.engines.triton_option import check_triton

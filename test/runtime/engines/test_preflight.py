@@ -11,7 +11,7 @@ from fake_cuda import FakeCuda
 
 from vla_runtime.bundle.onnx_files import engine_graphs
 from vla_runtime.engines import preflight
-from vla_runtime.engines.device_names import check_device, parse_device
+from vla_runtime.engines.devices import check_device, parse_device
 from vla_runtime.engines.preflight import (
     check_backend,
     check_cuda_device,

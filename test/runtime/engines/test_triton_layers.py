@@ -16,7 +16,7 @@ from test_torch_graphs import chunk, encode, seeded_network
 from tiny_policy import observation, tiny_dims, tiny_spec, write_tiny_policy
 from triton_package import interpreted, needs_triton  # noqa: F401
 
-from vla_runtime.engines.tolerances import Bounds
+from vla_runtime.engines.recorded_cases import Bounds
 from vla_runtime.engines.torch import layer_trial
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.layer_trial import triton_layers

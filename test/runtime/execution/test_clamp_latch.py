@@ -7,8 +7,8 @@ import pytest
 from execution_rig import Rig, holding
 from watched_executor import WatchedExecutor
 
-from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
+from vla_runtime.execution.guard import ClampLatch
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
 
 LIMITS = make_limits(('a', 'b'), {'a': ColumnLimits(-1, 0.05)})

@@ -10,7 +10,7 @@ import pytest
 from guided_policies import NOISE, load_policy, write_guided
 from tiny_policy import observation
 
-from vla_runtime.inference.sampling import chunk_noise
+from vla_runtime.inference.runner import chunk_noise
 from vla_runtime.policy import Policy
 
 REAL = 3

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.real_time_chunking import guidance_weights, plan_weights, prefix_weights
-from vla_runtime.inference.sampling import chunk_noise
+from vla_runtime.inference.runner import chunk_noise
 from vla_runtime.inference.settings import PolicySettings, row_weights
 
 

@@ -14,7 +14,7 @@ from tiny_policy import observation, tiny_dims, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.candidates import Candidate
-from vla_runtime.engines.cpu import cpu_threads
+from vla_runtime.engines.devices import cpu_threads
 from vla_runtime.engines.loading import EngineOptions, load_engine
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.prefix_cache import CachePolicy

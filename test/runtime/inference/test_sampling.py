@@ -11,7 +11,7 @@ import pytest
 from guided_policies import load_policy, write_guided
 from tiny_policy import observation
 
-from vla_runtime.inference.sampling import chunk_noise, step_noise
+from vla_runtime.inference.runner import chunk_noise, step_noise
 from vla_runtime.types import CommittedPlan
 
 

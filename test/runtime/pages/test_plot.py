@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 from matplotlib.figure import Figure
 
-from vla_runtime.pages.plot import svg_plot
+from vla_runtime.pages.page import svg_plot
 
 SVG = '{http://www.w3.org/2000/svg}'
 

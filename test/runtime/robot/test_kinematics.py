@@ -13,8 +13,8 @@ from reported_states import report
 from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.schema import ActionSpec, BundleSpec, PoseSpec, StateSpec
-from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
+from vla_runtime.execution.guard import ClampLatch
 from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.nodes.executor.setup import make_core
 from vla_runtime.processing.actions import ActionSpace, PoseColumns

@@ -20,8 +20,8 @@ from vla_runtime.bundle.schema import (
     PoseSpec,
     StateSpec,
 )
-from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import CommandKind
+from vla_runtime.execution.guard import ClampLatch
 from vla_runtime.families.pi.declaration import PI05
 from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.nodes.executor.setup import make_core

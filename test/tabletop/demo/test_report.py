@@ -10,7 +10,7 @@ import pytest
 
 from vla_runtime.cli._numbers import MOST_SEED
 from vla_runtime.execution.command import ChunkRefusal
-from vla_runtime.messages.handover import HandoverReport
+from vla_runtime.messages.trajectories import HandoverReport
 from vla_tabletop.demo import plots
 from vla_tabletop.demo.report import MEANINGS, write_report
 from vla_tabletop.demo.session import StatusLine, assignments

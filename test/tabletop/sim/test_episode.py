@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from vla_tabletop.sim.episode import Episode
-from vla_tabletop.sim.instructions import find_task
+from vla_tabletop.sim.episode import Episode, find_task
 from vla_tabletop.sim.tasks import FAMILIES, Goal, sample_task
 from vla_tabletop.sim.world import TabletopState
 

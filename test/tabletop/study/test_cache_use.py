@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from vla_runtime.types import CacheOutcome, CacheReport, Reuse
-from vla_tabletop.study.cache_use import CacheUse, cache_use_of
 from vla_tabletop.study.catalogue import BASE, Study
 from vla_tabletop.study.chunk_sources import PolicySource
 from vla_tabletop.study.condition import grid
@@ -15,6 +14,7 @@ from vla_tabletop.study.episode import run_episode
 from vla_tabletop.study.page import study_page
 from vla_tabletop.study.results import Provenance, study_record, write_study
 from vla_tabletop.study.runner import episode_seeds, run_conditions
+from vla_tabletop.study.smoothness import CacheUse, cache_use_of
 
 pytestmark = pytest.mark.usefixtures('short_tasks')
 

@@ -13,7 +13,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.success import success_fault
 from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
-from vla_runtime.engines import cpu
+from vla_runtime.engines import devices
 from vla_runtime.engines.candidates import INT8, reduced_precisions
 from vla_runtime.files.package_files import code_version, source_digest
 from vla_tabletop.cli import study as study_verb
@@ -202,7 +202,7 @@ def episode(seed: int, success: bool) -> EpisodeResult:
 
 @pytest.mark.parametrize('bad', ['', 'int8'])
 def test_8_bits_are_judged_pair_by_pair_and_the_receipt_says_so(tmp_path, capsys, monkeypatch, bad):
-    monkeypatch.setattr(cpu, 'cpu_flags', lambda: {'avx_vnni'})
+    monkeypatch.setattr(devices, 'cpu_flags', lambda: {'avx_vnni'})
     bundle = copy_bundle(tiny_onnx_bundle(), tmp_path / 'bundle')
     graphs = bundle / 'onnx' / 'graphs.json'
     graphs.write_text(json.dumps(json.loads(graphs.read_text()) | {'precision': 'int8'}))
@@ -240,7 +240,7 @@ def test_8_bits_are_judged_pair_by_pair_and_the_receipt_says_so(tmp_path, capsys
 def test_without_instructions_for_int8_the_other_studies_run(
     tmp_path, capsys, monkeypatch, untrained, flags
 ):
-    monkeypatch.setattr(cpu, 'cpu_flags', lambda: flags)
+    monkeypatch.setattr(devices, 'cpu_flags', lambda: flags)
     bundle = copy_bundle(untrained, tmp_path / 'bundle')
     asked = []
 

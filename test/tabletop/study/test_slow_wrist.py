@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from vla_tabletop.sim.closed_loop import observe
-from vla_tabletop.study.cache_use import CacheUse
 from vla_tabletop.study.condition import Condition
 from vla_tabletop.study.episode import run_episode
-from vla_tabletop.study.slow_wrist import SlowWrist
+from vla_tabletop.study.smoothness import CacheUse
+from vla_tabletop.study.tabletop_world import SlowWrist
 
 STEP_NS = 50_000_000
 

@@ -10,10 +10,10 @@ from vla_runtime.execution.columns import Column
 from vla_runtime.processing.fast_tokens import AnswerError
 from vla_runtime.types import ActionChunk, PlanRequest
 from vla_tabletop.sim.tasks import Outcome
-from vla_tabletop.study.cache_use import CacheUse
 from vla_tabletop.study.chunk_sources import PolicySource
 from vla_tabletop.study.condition import Condition
 from vla_tabletop.study.episode import run_episode
+from vla_tabletop.study.smoothness import CacheUse
 from vla_tabletop.study.world import Asked
 
 EXPERT = Condition(chunk_source='expert')

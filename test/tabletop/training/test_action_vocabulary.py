@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER, Pi0FastDims
-from vla_tabletop.training.action_vocabulary import (
+from vla_tabletop.training.recipes.pi0_fast import pi0_fast_dims
+from vla_tabletop.training.vocabulary import (
     ACTION_SCALE,
     ACTION_SYMBOLS,
+    FIRST_SYMBOL,
     Answers,
     train_action_vocabulary,
+    train_vocabulary,
 )
-from vla_tabletop.training.recipes.pi0_fast import pi0_fast_dims
-from vla_tabletop.training.vocabulary import FIRST_SYMBOL, train_vocabulary
 
 SHAPE = (32, 6)
 

@@ -18,11 +18,6 @@ from vla_runtime.policy import Policy
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_tabletop.sim.closed_loop import observe
 from vla_tabletop.sim.world import JOINT_NAMES, Tabletop
-from vla_tabletop.training.action_vocabulary import (
-    ACTION_SYMBOLS,
-    Answers,
-    train_action_vocabulary,
-)
 from vla_tabletop.training.dataset import Dataset, DatasetSettings, generate, load
 from vla_tabletop.training.demo_bundle import write_demo_bundle
 from vla_tabletop.training.loss_plot import plot_losses
@@ -33,7 +28,13 @@ from vla_tabletop.training.recipes.recipe import STAGES
 from vla_tabletop.training.samples import TABLETOP, Prompting, Samples, absolute
 from vla_tabletop.training.start import Start
 from vla_tabletop.training.training import Training, TrainingSettings, learning_rate
-from vla_tabletop.training.vocabulary import number_tokens, train_vocabulary
+from vla_tabletop.training.vocabulary import (
+    ACTION_SYMBOLS,
+    Answers,
+    number_tokens,
+    train_action_vocabulary,
+    train_vocabulary,
+)
 
 PI05 = find_recipe('pi05')
 PLAN = TrainingSettings(see_steps=3, ground_steps=3, act_steps=4, batch=8, draws=2)

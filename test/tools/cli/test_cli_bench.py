@@ -15,10 +15,10 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
-from vla_runtime.engines.cpu import cpu_threads
+from vla_runtime.engines.devices import cpu_threads
 from vla_tools.cli.bench import describe
 from vla_tools.performance import bench as bench_module
-from vla_tools.performance import cost_sweep, device_rates, recommendation
+from vla_tools.performance import cost_sweep, device_rates
 from vla_tools.performance.devices import DEVICES
 
 
@@ -273,7 +273,7 @@ def test_it_recommends_the_fastest_of_what_runs_here(tmp_path, capsys, monkeypat
             raise ValueError('no such library')
         return {'milliseconds': {'miss': {'total': {'median': times[options.backend]}}}}
 
-    monkeypatch.setattr(recommendation, 'run_bench', measured)
+    monkeypatch.setattr(bench_module, 'run_bench', measured)
     assert bench(str(folder), '--device', 'cpu', '--recommend') == 0
     text = capsys.readouterr().out
     assert '# 2.00 times as fast as onnxruntime in float32 on cpu' in text

@@ -17,7 +17,7 @@ from tiny_policy import CAMERAS, JOINTS, pose_spec, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import BundleError
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
-from vla_runtime.engines import cpu, cuda_runtime
+from vla_runtime.engines import cuda_runtime, devices
 from vla_runtime.family.declaration import image_sizes
 from vla_runtime.inference.prefix_cache import PrefixCache
 from vla_runtime.inference.request import cache_words
@@ -242,7 +242,7 @@ def test_a_cpu_s_rates_are_those_of_the_run_s_threads(monkeypatch):
 
 def test_no_threads_are_all_cores_but_one_as_in_the_node(bundle, monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', '1')
-    monkeypatch.setattr(cpu, 'available_cores', lambda: 3)
+    monkeypatch.setattr(devices, 'available_cores', lambda: 3)
     before = torch.get_num_threads()
     try:
         figures = run_bench(bundle, replace(QUICK, repeats=1, threads=0))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from vla_tools.cli.bench import _power_lines
-from vla_tools.performance import power
-from vla_tools.performance.power import power_state
+from vla_tools.performance import device_rates
+from vla_tools.performance.device_rates import power_state
 
 GPU = 'class/devfreq/17000000.gpu'
 CORES = 'devices/system/cpu/cpufreq/policy0'
@@ -19,7 +19,7 @@ def kernel(monkeypatch, tmp_path):
     """Write files of a /sys of its own; no nvpmodel on PATH."""
     tree = tmp_path / 'sys'
     tree.mkdir()
-    monkeypatch.setattr(power, '_SYS', tree)
+    monkeypatch.setattr(device_rates, '_SYS', tree)
     monkeypatch.setenv('PATH', str(tmp_path / 'bin'))
 
     def write(files: dict[str, str]) -> None:

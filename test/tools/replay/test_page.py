@@ -21,7 +21,7 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from vla_runtime.cli import main as program
 from vla_runtime.messages.diagnostics import Level, StatusItem, to_message
 from vla_runtime.recording.bag_reader import BagReader
-from vla_tools.replay.events import HoldEvent, read_events
+from vla_tools.replay.page import HoldEvent, read_events
 from vla_tools.replay.recorded import read_run
 
 _OUTSIDE = re.compile(r'(?:src|href)="(?!data:|#)[^"]*"|<link|@import|https?://(?!www\.w3\.org)')

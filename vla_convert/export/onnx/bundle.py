@@ -26,7 +26,7 @@ from vla_runtime.bundle.onnx_files import (
 )
 from vla_runtime.bundle.schema import ENGINES_FOLDER, SPEC_FILE, VERIFICATION_FILE, BundleSpec
 from vla_runtime.bundle.writer import new_bundle, seal
-from vla_runtime.engines.cpu import check_int8
+from vla_runtime.engines.devices import check_int8
 from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 from vla_runtime.files.json_file import read_json
 from vla_runtime.files.quotes import size_text

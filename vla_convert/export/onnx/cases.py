@@ -39,7 +39,7 @@ from vla_runtime.family.listing import find_family
 from vla_runtime.family.step_schedule import StepSchedule, stage_times
 from vla_runtime.inference.denoise import flow_times, usual_schedule
 from vla_runtime.inference.real_time_chunking import plan_weights, scheduler_plan_weights
-from vla_runtime.inference.sampling import chunk_noise, step_noise
+from vla_runtime.inference.runner import chunk_noise, step_noise
 from vla_runtime.inference.settings import row_weights
 from vla_runtime.processing.tokenizer import Tokenizer
 

@@ -55,9 +55,8 @@ from vla_runtime.bundle.onnx_files import (
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
 from vla_runtime.engines.preflight import check_graph_files
-from vla_runtime.engines.recorded_cases import Case, read_cases
+from vla_runtime.engines.recorded_cases import Case, error_of, judged_as, read_cases
 from vla_runtime.engines.token_embedding import TokenEmbedding
-from vla_runtime.engines.tolerances import error_of, judged_as
 from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.family.declaration import (

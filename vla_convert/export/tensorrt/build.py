@@ -38,8 +38,13 @@ from vla_runtime.engines.tensorrt.adapter import (
     TensorRTMemoryError,
 )
 from vla_runtime.engines.tensorrt.callbacks import Progress
-from vla_runtime.engines.tensorrt.capabilities import lacking_products
-from vla_runtime.engines.tensorrt.rtx import check_gpu, check_targets, ordered, target_of
+from vla_runtime.engines.tensorrt.rtx import (
+    check_gpu,
+    check_targets,
+    lacking_products,
+    ordered,
+    target_of,
+)
 from vla_runtime.engines.tensorrt.store import (
     ENGINES,
     TIMING_CACHE,

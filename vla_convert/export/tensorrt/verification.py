@@ -20,7 +20,7 @@ from vla_convert.export.receipt import ChunkComparison, Comparison, Receipt, lef
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, Precision, read_graph_facts
 from vla_runtime.engines.closing import close_on_error
-from vla_runtime.engines.recorded_cases import Case, read_cases
+from vla_runtime.engines.recorded_cases import Case, error_of, judged_as, read_cases
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.store import (
     METADATA,
@@ -32,7 +32,6 @@ from vla_runtime.engines.tensorrt.store import (
     write_metadata,
 )
 from vla_runtime.engines.tensorrt.token_engine import TensorRTTokenEngine, engine_class
-from vla_runtime.engines.tolerances import error_of, judged_as
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.atomic_write import file_sha256, write_text
 from vla_runtime.files.json_file import JsonError, read_json

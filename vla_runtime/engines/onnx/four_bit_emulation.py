@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_runtime.bundle.onnx_files import FP4_BLOCK, FP4_ROUNDING, FP4_VALUES
-from vla_runtime.engines.onnx.links import read_graph
+from vla_runtime.engines.onnx.session import read_graph
 
 if TYPE_CHECKING:
     import onnx

@@ -22,7 +22,7 @@ from vla_runtime.bundle.onnx_files import (
     step_inputs,
     vision_names,
 )
-from vla_runtime.engines.cpu import check_int8
+from vla_runtime.engines.devices import check_int8
 from vla_runtime.engines.onnx.four_bit_emulation import emulated
 from vla_runtime.engines.onnx.session import (
     KIND_OF,

@@ -10,8 +10,9 @@ PyTorch takes scratch memory inside each operator and gives it back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,22 +34,67 @@ from vla_runtime.engines.protocol import (
 from vla_runtime.engines.schedules import Schedules, schedule_key
 from vla_runtime.engines.torch.buffers import PreparedPrefix, RowBuffers, Schedule, Variant
 from vla_runtime.engines.torch.cuda_graph import (
+    CudaStreams,
+    PrefixSlot,
     capturers_of,
     captures_graphs,
     vision_of,
-)
-from vla_runtime.engines.torch.cuda_streams import CudaStreams, PrefixSlot
-from vla_runtime.engines.torch.prompt_lengths import (
-    cut,
-    inputs_by_length,
-    shortest,
-    write_padded,
 )
 from vla_runtime.engines.triton_option import OFF
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.families.traced_shapes import trace_shapes
-from vla_runtime.family.declaration import image_sizes
+from vla_runtime.family.declaration import Family, PolicyDims, RowInput, image_sizes
+
+# --- Lengths at which a prompt is encoded where shapes are static
+
+
+# Prompts of a sentence alone, with the state of a few joints, and with a long state.
+LENGTHS = (48, 96, 200)
+Inputs = Mapping[str, RowInput]
+
+
+def inputs_by_length(family: Family, dims: PolicyDims, static_shapes: bool) -> tuple[Inputs, ...]:
+    """Return the prefix's inputs at each length, shortest first; the last are the policy's own."""
+    own = family.prefix_inputs(dims)
+    if not (static_shapes and family.cuts_padding):
+        return (own,)
+    whole: Any = dims
+    shorter = [length for length in LENGTHS if length < whole.prompt_length]
+    return (*(family.prefix_inputs(replace(whole, prompt_length=n)) for n in shorter), own)
+
+
+def shortest(lengths: Sequence[Inputs], rows: Mapping[str, np.ndarray]) -> int:
+    """Return the index of the first length that cuts off no valid token of any row.
+
+    `rows` are inputs at the full length, (R, …) each; booleans mark valid tokens.
+    """
+    for index, inputs in enumerate(lengths[:-1]):
+        masks = [(rows[name], one.shape[0]) for name, one in inputs.items() if one.kind == 'bool']
+        if not any(mask[:, length:].any() for mask, length in masks):
+            return index
+    return len(lengths) - 1
+
+
+def cut(rows: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Tensor]:
+    """Return views of the rows (R, …) in the shapes of these inputs."""
+    return {
+        name: rows[name][(slice(None), *(slice(size) for size in one.shape))]
+        for name, one in inputs.items()
+    }
+
+
+def write_padded(tensor: Tensor, buffer: Tensor) -> None:
+    """Copy into the front of a buffer that is longer along some axes; zeros follow."""
+    for axis, size in enumerate(tensor.shape):
+        if size < buffer.shape[axis]:
+            # What an earlier prompt left behind may be NaN, and zero times NaN is NaN.
+            buffer.narrow(axis, size, buffer.shape[axis] - size).zero_()
+            buffer = buffer.narrow(axis, 0, size)
+    buffer.copy_(tensor)
+
+
+# --------------------------------------------------------------------------------------------------
 
 # Numbers of samples whose keys, values and graphs are kept.
 _SAMPLE_COUNTS_KEPT = 4

@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from vla_runtime.engines.graphed_work import Work
-from vla_runtime.engines.tolerances import error_of
+from vla_runtime.engines.recorded_cases import error_of
 from vla_runtime.engines.torch.buffers import Variant
 from vla_runtime.engines.torch.cuda_graph import Capture
 from vla_runtime.files.quotes import one_line

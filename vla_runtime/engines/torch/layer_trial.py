@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_runtime.engines.tolerances import BOUNDS
+from vla_runtime.engines.recorded_cases import BOUNDS
 from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch.buffers import Schedule, Variant
 from vla_runtime.engines.torch.cuda_graph import Capturer

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.devices import parse_device
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.family.declaration import PolicyDims

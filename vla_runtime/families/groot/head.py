@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import repeat_rows
 from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.groot.declaration import BUCKETS, DIT_CODE, PERIODS, SLACK, UNIT
 from vla_runtime.families.groot.dimensions import HeadDims
-from vla_runtime.families.groot.time_table import BUCKETS, DIT_CODE, PERIODS, SLACK, UNIT
 from vla_runtime.families.groot.transformer import (
     LAST_EPSILON,
     ContextBlock,

@@ -27,8 +27,11 @@ from rclpy.action import get_action_client_names_and_types_by_node
 from rclpy.node import Node, NodeNameNonExistentError
 
 from vla_runtime.messages.trajectories import stamp_to_ns
-from vla_runtime.nodes.executor.controller_chains import ControllerChains
-from vla_runtime.nodes.executor.controller_conflicts import interface_conflict, joint_conflict
+from vla_runtime.nodes.executor.controller_conflicts import (
+    ControllerChains,
+    interface_conflict,
+    joint_conflict,
+)
 from vla_runtime.nodes.executor.controller_parameters import ControllerParameters
 from vla_runtime.nodes.executor.silences import Silence, StreamSilences
 from vla_runtime.nodes.executor.trajectory_message import TrajectoryController

@@ -39,9 +39,9 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import ChunkRefusal, Reason, StartResult
 from vla_runtime.execution.config import Mode
+from vla_runtime.execution.guard import ClampLatch
 from vla_runtime.files.package_files import share_folder
 from vla_runtime.files.quotes import join_truncated
 from vla_runtime.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, to_message

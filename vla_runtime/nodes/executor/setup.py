@@ -9,10 +9,10 @@ from typing import Any
 
 from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.execution.guard import ClampLatch
 from vla_runtime.files.package_files import share_folder
 from vla_runtime.nodes.executor.parameters import (
     executor_parameters,

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from vla_runtime import __version__
-from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.bundle.success import spec_identity
 from vla_runtime.engines.triton_option import OFF, ON
 from vla_runtime.files.machine import machine, versions
 from vla_runtime.files.quotes import quoted

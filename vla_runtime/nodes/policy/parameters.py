@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vla_runtime.engines.cpu import MOST_THREADS
+from vla_runtime.engines.devices import MOST_THREADS
 from vla_runtime.engines.preflight import AUTO, BACKENDS, PRECISIONS
 from vla_runtime.engines.triton_option import OFF, WORDS
 from vla_runtime.nodes.parameter_table import AUTOSTART, ParameterSpec, parameter_rows

@@ -6,7 +6,7 @@ from typing import get_args
 
 from vla_runtime.nodes.parameter_table import ParameterSpec
 from vla_runtime.recording.frame_store import DEFAULT_FRAME_BYTES
-from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, ImageMode
+from vla_runtime.recording.topics import IMAGE_RATE_HZ, ImageMode
 
 RECORDER_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec('robot', '', 'robot file (config/robots/*.yaml)', read_only=True),

@@ -31,10 +31,10 @@ from vla_runtime.nodes.policy.description import CONTENT, read_description
 from vla_runtime.nodes.qos import LATCHED, LOSSLESS
 from vla_runtime.recording.bag_writer import Offer
 from vla_runtime.recording.frame_store import FrameStore, HeldFrame
-from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
 from vla_runtime.recording.recording import Recording
 from vla_runtime.recording.stamp_book import StampBook
 from vla_runtime.recording.storage_file import header_stamp_ns
+from vla_runtime.recording.topics import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
 from vla_runtime.robot.schema import Robot, RobotCamera, by_name, received_topics
 
 _IMAGE_PERIOD_NS = 1_000_000_000 // IMAGE_RATE_HZ

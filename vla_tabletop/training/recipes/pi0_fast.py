@@ -15,7 +15,6 @@ from vla_runtime.processing.prompts import PromptFormat
 from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.world import JOINT_NAMES
-from vla_tabletop.training.action_vocabulary import ACTION_SCALE, tokens_behind_actions
 from vla_tabletop.training.recipes.initialisation import (
     initialise_numbers,
     initialise_patches,
@@ -23,7 +22,7 @@ from vla_tabletop.training.recipes.initialisation import (
 )
 from vla_tabletop.training.recipes.recipe import WIDTH, Prefix, Recipe
 from vla_tabletop.training.samples import PATCH_SIZE, TaskMix
-from vla_tabletop.training.vocabulary import PROMPT_LENGTH
+from vla_tabletop.training.vocabulary import ACTION_SCALE, PROMPT_LENGTH, tokens_behind_actions
 from vla_tabletop.training.world import IMAGE_SIZE
 
 # Of the expert's chunks one in a hundred needs more.

@@ -18,7 +18,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.families.blocks.interleaving import separated
 from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.families.flow_network import empty_network
-from vla_runtime.families.groot import time_table
+from vla_runtime.families.groot import declaration
 from vla_runtime.families.groot.head import action_code, bucket, dit_code
 from vla_runtime.inference.denoise import flow_times
 
@@ -41,7 +41,7 @@ def _no_gradients():
 def test_buckets_and_time_codes_equal_the_reference(path: Path, b: int):
     case = load_groot_case(path, b)
     times = flow_times(case.steps)
-    assert time_table.bucket(times).tolist() == case.tensors['t'][:, b].tolist()
+    assert declaration.bucket(times).tolist() == case.tensors['t'][:, b].tolist()
     buckets = case.tensors['time_embedding_t']
     width = case.network.dims.dit_width
     code = torch.nn.functional.silu(case.network.time_in(dit_code(buckets)))
@@ -49,16 +49,16 @@ def test_buckets_and_time_codes_equal_the_reference(path: Path, b: int):
     reference = case.tensors['action_time_encoding']
     # The sine of an angle of 999 rounds by the angle's own last bit, 6e-5.
     assert largest_error(action_code(buckets, width), reference) <= 1e-4
-    assert largest_error(time_table.action_code(buckets.numpy(), width), reference) <= 1e-4
+    assert largest_error(declaration.action_code(buckets.numpy(), width), reference) <= 1e-4
 
 
 def test_buckets_are_those_of_whole_numbers_for_every_number_of_steps():
     for steps in (*range(1, 301), 500, 999, 1000, 4096):
         exact = [k * 1000 // steps for k in range(steps)]
         times = flow_times(steps)
-        assert time_table.bucket(times).tolist() == exact, steps
+        assert declaration.bucket(times).tolist() == exact, steps
         in_float32 = times.astype(np.float32)
-        assert time_table.bucket(in_float32).tolist() == exact, steps
+        assert declaration.bucket(in_float32).tolist() == exact, steps
         assert bucket(torch.from_numpy(in_float32)).tolist() == exact, steps
     naive = ((1.0 - flow_times(10)) * 1000).astype(int)
     assert naive.tolist() != [k * 100 for k in range(10)]
@@ -94,7 +94,7 @@ def test_a_bucket_off_by_one_is_found_in_a_half(monkeypatch):
     spec = read_bundle(folder).spec
     cases = seeded_cases(folder, spec)[:1]
     assert verify_onnx(folder, spec, cases=cases).failures == []
-    right = time_table.bucket
-    monkeypatch.setattr(time_table, 'bucket', lambda times: right(times) + 1)
+    right = declaration.bucket
+    monkeypatch.setattr(declaration, 'bucket', lambda times: right(times) + 1)
     failures = verify_onnx(folder, spec, cases=cases).failures
     assert any('the bound for float32 is 5e-05' in line for line in failures), failures

@@ -16,8 +16,8 @@ from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import ActionSpec, NormalisationSpec, PoseSpec, StateSpec
-from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import CommandKind
+from vla_runtime.execution.guard import ClampLatch
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.nodes.executor.outputs import OutputWriter
 from vla_runtime.nodes.executor.setup import make_core

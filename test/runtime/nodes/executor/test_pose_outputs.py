@@ -13,8 +13,8 @@ from rotation_oracle import FORMS
 from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.schema import ActionSpec, PoseSpec
-from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import CommandKind
+from vla_runtime.execution.guard import ClampLatch
 from vla_runtime.nodes.executor.outputs import OutputWriter
 from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.nodes.executor.setup import make_core

@@ -9,7 +9,7 @@ import pytest
 from sensor_msgs.msg import JointState
 from thorough import thorough_after
 
-from vla_runtime.execution.doubled_joints import DoubledJoints
+from vla_runtime.execution.plausibility import DoubledJoints
 from vla_runtime.messages.trajectories import ns_to_stamp
 from vla_runtime.nodes.executor.robot_link import PublisherStreams, _StateTaker
 from vla_runtime.nodes.qos import MessageStamps

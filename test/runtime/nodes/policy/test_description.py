@@ -11,7 +11,7 @@ from paths import ROOT
 from tiny_policy import tiny_spec
 from tiny_robot import write_robot
 
-from vla_runtime.bundle.identity import spec_identity
+from vla_runtime.bundle.success import spec_identity
 from vla_runtime.nodes.policy.description import (
     DescriptionError,
     describe,
