@@ -1,6 +1,6 @@
 """Launch arguments that would have no effect, refused before any node is started.
 
-`launch` drops arguments that no launch file declares, such as a misspelt `dry_run:=true`.
+`launch` drops arguments that no launch file declares without a word, even `dry_run:=true`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import at_least, between
@@ -57,13 +57,6 @@ _PACKAGES = (
 )
 # All times stay in memory.
 _MOST_REPEATS = 1_000_000
-
-
-class _TorchCompile(argparse.Action):
-    """Option of earlier releases, refused with the name of the one in its place."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *given: object) -> NoReturn:
-        parser.error('argument --torch-compile: it is --triton now: auto, on or off')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +108,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=OFF,
         help="the action expert's layers in Triton kernels, on CUDA (default: off)",
     )
-    parser.add_argument('--torch-compile', action=_TorchCompile, nargs='?', help=argparse.SUPPRESS)
     parser.add_argument(
         '--plot', type=output_file, metavar='OUT', help='measure more, and draw it: an HTML page'
     )

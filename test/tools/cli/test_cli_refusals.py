@@ -122,8 +122,6 @@ REFUSALS = (
     Refusal('bench {tiny} --json no/o.json', "there is no folder 'no'"),
     Refusal('bench {tiny} --json test', "'test' is a folder"),
     # The name of earlier releases.
-    Refusal('bench {tiny} --torch-compile triton', '--torch-compile: it is --triton now'),
-    Refusal('bench {tiny} --torch-compile', '--torch-compile: it is --triton now'),
     Refusal('bench {tiny} --triton denoise', "argument --triton: invalid choice: 'denoise'"),
     Refusal('bench {tiny} --repeats 0', "--repeats: '0' is not a whole number from 1 to 1000000"),
     Refusal(f'bench {{tiny}} --repeats {"9" * 30}', 'is not a whole number from 1 to 1000000'),
