@@ -1,7 +1,7 @@
 """Our policies by turns with LeRobot on the same folder: ACT, SmolVLA, pi0.5, Diffusion Policy.
 
 LeRobot writes a folder of random weights, at the published sizes (Diffusion Policy: PushT's, with
-10 steps of DDIM), pi0.5 at the sizes below; `vla_runtime export` turns it into a bundle. In
+10 steps of DDIM), pi0.5 at a small size; `vla_runtime export` turns it into a bundle. In
 every round LeRobot and each of our backends infer once from the same observation (new images, so
 that no cache helps) and the same noise, on as many threads, one after the other: what slows the
 machine slows all of them. Then ours infer from the same images once more, which is a hit of the
