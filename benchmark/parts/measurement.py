@@ -14,7 +14,7 @@ import numpy as np
 
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.machine import machine, versions
-from vla_tools.performance.bench import percentiles
+from vla_tools.performance.measurement import percentiles
 
 __all__ = [
     'RESULTS',

@@ -30,22 +30,8 @@ from vla_runtime.policy import Policy
 from vla_runtime.processing.poses import from_matrix
 from vla_runtime.types import InferenceReport, Observation
 from vla_tools.performance.device_rates import power_state, rates_of
+from vla_tools.performance.measurement import percentiles
 from vla_tools.performance.roofline import Floor, Rates, phase_floors
-
-# --- Percentiles
-
-
-def percentiles(samples: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """Return median, p95, p99, maximum and count."""
-    values = np.asarray(samples, dtype=float)
-    return {
-        'median': float(np.median(values)),
-        'p95': float(np.percentile(values, 95)),
-        'p99': float(np.percentile(values, 99)),
-        'max': float(values.max()),
-        'count': len(values),
-    }
-
 
 WARM_UP = 2
 _IMAGE_SHAPE = (480, 640, 3)

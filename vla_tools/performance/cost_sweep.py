@@ -25,9 +25,9 @@ from vla_tools.performance.bench import (
     Kind,
     load_policy,
     measure_kinds,
-    percentiles,
 )
 from vla_tools.performance.devices import DEVICES, MATRIX_BYTES
+from vla_tools.performance.measurement import percentiles
 from vla_tools.performance.roofline import SECONDS_A_KERNEL, Rates, floor, published_rates
 
 Axis = Literal['views', 'tokens', 'horizon', 'steps', 'rows']

@@ -60,7 +60,7 @@ def test_an_engine_gives_the_chunks_of_the_operators(family, rows, changes):
     )
     layer_trial.choose_layers(engine, 'float32')
     assert engine.triton == 'on'
-    assert 'denoise in Triton kernels (eager ' in engine.why_triton
+    assert 'denoise in Triton kernels' in engine.why_triton
     expected = chunks(plain, rows)
     assert np.abs(chunks(engine, rows) - expected).max() <= BOUND * max(1, np.abs(expected).max())
     assert laid_out_in(engine) == [triton_layers()]
