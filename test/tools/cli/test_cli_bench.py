@@ -251,7 +251,7 @@ def test_plot_writes_a_page_with_measurement_and_paper(bundle, tmp_path, capsys,
     figures = json.loads(out.read_text())['figures']
     axes = figures['cost']['axes']
     assert text.count('<svg') == len(axes) == 5
-    for title in ('denoise steps', 'samples denoised together', 'tokens of the padded prompt'):
+    for title in ('denoise steps', 'tokens of the padded prompt'):
         assert title in text
     measured = axes['steps'][0]['measured_ms']['hit']['median']
     assert f'<td>{measured:.3g}</td>' in text
