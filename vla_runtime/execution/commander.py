@@ -2,9 +2,9 @@
 
 A hold gives way a little, at the speed of an approach (`CompliantHold`). A robot that is stopped
 takes its command along: where a person has moved it, the command is set to where it is
-(`MovedJoints`).
-To a place that nobody saw the robot go to the command comes slowly (`Joining`). A gripper is left
-out: the distance is the force of its grip.
+(`MovedJoints`). To a place that nobody saw the robot go to, and to one where it may only seem to
+stand, the command comes slowly (`Joining`). A gripper is left out: the distance is the force of its
+grip.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Motion:
         self.unsent = np.zeros(count, dtype=bool)
         self.unsent_placed = False
         # Where they were measured when a stop for something that they press on began.
-        self._pressed_at = np.full(len(self.references), np.nan)
+        self._pressed_at = np.full(count, np.nan)
         # Grippers among them that moved when it began, and so hold nothing.
         self._free = np.zeros(count, dtype=bool)
         # Plan time per time while the robot brakes, 1.0 to 0.0; None while it does not.
