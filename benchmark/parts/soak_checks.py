@@ -440,7 +440,7 @@ def _may_stop_at_once(faults: Sequence[Fault], stamps: np.ndarray) -> np.ndarray
     """Tracking error at which the command may freeze (`on_stop` of the robot file)."""
     there = np.zeros(len(stamps), dtype=bool)
     for fault in faults:
-        if fault.kind in ('push', 'joint_states_jump'):
+        if fault.kind in ('push', 'joint_states_jump', 'power_lost'):
             there |= (stamps > fault.begin_ns) & (stamps < fault.over_ns)
     return there
 

@@ -181,7 +181,7 @@ class Commander:
             outside = self._goes_back & (excess > NEGLIGIBLE)
             np.copyto(setpoints, np.where(outside, measured, inside), where=guarded)
         state.trust(~joins)
-        state.plausibility.after_outage[:] = False
+        state.plausibility.after_gap[:] = False
         self.joining.begin(joins, positions, self._inside(positions))
         self._seated = not self.joining.active
         self._first_goal = None if self.joining.active or (setpoints == inside).all() else inside
@@ -223,11 +223,12 @@ class Commander:
     def join_returned(self, state: MeasuredState) -> None:
         """Let the hold of a stopped robot come to joints that rest where they were found.
 
-        After a gap, by the same publisher's word; after an outage also to joints short of the
-        command. A joint that is said to be a whole turn further is left to a person.
+        After a gap, by the same publisher's word: to joints that were found elsewhere, and to those
+        that a braking command has left behind while their motors were off. A joint that is said to
+        be a whole turn further is left to a person.
         """
         plausibility = state.plausibility
-        short = plausibility.after_outage & ~plausibility.unseen
+        short = plausibility.after_gap & ~plausibility.unseen
         short &= np.abs(self.command.setpoints - state.positions) > self._model.follows
         columns = (plausibility.returned | short) & self._model.movable
         if not np.count_nonzero(columns):
@@ -235,7 +236,7 @@ class Commander:
         columns &= ~self.off_by_full_turn(state.positions)
         columns &= state.still_for(plausibility.rests_s)
         columns &= np.abs(self._inside(state.positions) - state.positions) <= self._model.tolerance
-        plausibility.after_outage &= ~columns
+        plausibility.after_gap &= ~columns
         self.joining.begin(columns, state.positions, self._inside(state.positions))
 
     def give_up(self, columns: np.ndarray, state: MeasuredState) -> None:

@@ -156,7 +156,7 @@ class Plausibility:
         taken_over: (columns,) bool, given up for values that had been refused and stayed, or that
             are of another publisher. No hold follows them there.
         rests_s: (columns,) see `returned`.
-        after_outage: (columns,) bool, columns that no hold has come to since an outage.
+        after_gap: (columns,) bool, columns that were not seen near to their command since a gap.
         counts: (columns,) bool, continuous columns whose driver counts turns.
         reported_since_ns: (columns,) stamp since which one publisher has reported each without a
             gap.
@@ -207,7 +207,7 @@ class Plausibility:
         self.returned = np.zeros(columns.count, dtype=bool)
         self.taken_over = np.zeros(columns.count, dtype=bool)
         self.rests_s = np.full(columns.count, _RESTS_S)
-        self.after_outage = np.zeros(columns.count, dtype=bool)
+        self.after_gap = np.zeros(columns.count, dtype=bool)
         self.counts = np.zeros(columns.count, dtype=bool)
         self.reported_since_ns = np.zeros(columns.count, dtype=np.int64)
         self.reports = np.zeros(columns.count, dtype=np.int64)
@@ -308,12 +308,13 @@ class Plausibility:
             outage_ns = np.maximum(self._outage_ns, _SELDOM * interval_ns)
             rests_s = np.where(silent_ns > outage_ns, _RESTS_S, _RESTS_AFTER_GAP_S)
             self.rests_s[target[begins]] = rests_s[begins]
-            self.after_outage[target[begins & ~first]] |= (silent_ns > outage_ns)[begins & ~first]
+            self.after_gap[target[begins & ~first]] = True
             self._since_gap[target[begins & ~first]] = 0
         jumps = stays | away | self._jumps(target, off, silent_ns)
         self._hole[target[jumps]] += way[jumps]
         back = near | (np.abs(self._hole[target]) <= self._follows[target])
         self.trust(target[back])
+        self.after_gap[target[near]] = False
         self.taken_over[target[stays & ~back]] = True
         self._note_return(target[away & ~back], source)
         fresh = jumps & ~stays & ~back

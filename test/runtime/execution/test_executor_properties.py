@@ -533,7 +533,11 @@ class AnythingGoes(RuleBasedStateMachine):
     @rule(dry_run=st.booleans())
     def dry_run_changes(self, dry_run: bool) -> None:
         """A change that takes effect at once forgets the command, as the next tick says."""
+        was_dry = self.executor.status().dry_run
         self.executor.set_dry_run(dry_run)
+        if was_dry:
+            # It ends at once, from whatever velocity: nothing was sent.
+            self.velocity = np.zeros(3)
         if self.executor.state is State.IDLE:
             self.kind, self.velocity = CommandKind.IDLE, np.zeros(3)
             step = self.executor.status().step

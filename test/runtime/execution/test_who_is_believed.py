@@ -322,6 +322,33 @@ def test_nothing_follows_before_half_a_second_of_readings_that_agree(rate_hz: fl
     assert robot.longest_step <= APPROACH_SPEED * PERIOD_S * 1.05
 
 
+@pytest.mark.parametrize('gap_s', [0.3, 0.6, 0.9, 1.3, 2.0])
+@pytest.mark.parametrize('rate_hz', [10.0, 20.0, 100.0, 500.0])
+def test_motors_that_were_off_for_a_moment_in_motion_take_no_joint_to_where_the_command_braked(
+    rate_hz: float, gap_s: float
+) -> None:
+    robot = Robot(rate_hz, acceleration=ACCELERATION).started()
+    for _ in range(8):
+        robot.go(1.5)
+        robot.run(0.05)
+    robot.motors = False
+    robot.reads = lambda _: None
+    robot.run(0.6 * gap_s)
+    # The hand that moves one joint is what stops the robot; the others have stayed where they were.
+    robot.place[0] -= 0.4
+    robot.run(0.4 * gap_s)
+    robot.reads = lambda place: place
+    robot.run(1.0)
+    assert robot.executor.mode is Mode.STOPPED
+    assert robot.sent is not None
+    assert np.abs(robot.sent - robot.place)[1:].max() > STAYS
+    robot.run(4.0)
+    robot.motors = True
+    robot.watch()
+    robot.run(2.0)
+    assert robot.moved <= STAYS and robot.longest_step <= LONGEST_STEP
+
+
 @pytest.mark.parametrize('after_s', [0.7, 0.9, 1.2, 1.6])
 def test_a_start_amid_a_hold_on_its_way_waits_for_its_end(after_s: float) -> None:
     robot = Robot(20.0, acceleration=ACCELERATION).started()

@@ -38,7 +38,10 @@ class Job:
 
     def __init__(self, made, bundle) -> None:
         self.graph = made
-        self._files = ('-p', f'bundle:={bundle}', '-p', f'robot:={ROBOT}')
+        robot = bundle.parent / 'patient.yaml'
+        text = ROBOT.read_text(encoding='utf-8')
+        robot.write_text(f'{text}\nrestart_after_outage_s: 600.0\n', encoding='utf-8')
+        self._files = ('-p', f'bundle:={bundle}', '-p', f'robot:={robot}')
         self.tabletop = made.start('vla_tabletop.nodes.node')
         self.policy = made.start(
             'vla_runtime.nodes.policy.node',
