@@ -48,19 +48,16 @@ def commands(arguments: argparse.Namespace) -> tuple[dict[str, list[Command]], d
         left_out['tensorrt'] = f"needs the Python package '{missing}'"
     else:
         for precision in ('bfloat16', 'int8'):
-            kit = f'{out}/kit_{precision}'
+            to_file = ['--json', f'{out}/tensorrt_{precision}.json']
             found[f'tensorrt {precision}'] = [
-                ['gpu_tensorrt.py', 'prepare', kit, '--precision', precision],
-                ['gpu_tensorrt.py', 'run', kit, '--json', f'{out}/tensorrt_{precision}.json'],
+                ['gpu_tensorrt.py', f'{out}/tensorrt', '--precision', precision, *to_file]
             ]
     if arguments.lerobot_python is None:
         left_out['lerobot'] = 'needs --lerobot-python, a Python with LeRobot'
     else:
         with_lerobot = ['--lerobot-python', str(arguments.lerobot_python)]
         to_file = ['--json', f'{out}/lerobot_pi05_gpu.json']
-        found['lerobot'] = [
-            ['lerobot_turns.py', 'pi05', '--device', 'cuda', *with_lerobot, *to_file]
-        ]
+        found['lerobot'] = [['lerobot_turns.py', '--device', 'cuda', *with_lerobot, *to_file]]
     if arguments.realtime_vla is None:
         left_out['realtime-vla'] = 'needs --realtime-vla, a checkout of it'
     else:

@@ -1,28 +1,25 @@
-"""Our policies by turns with LeRobot on the same folder: ACT, SmolVLA, pi0.5, Diffusion Policy.
+"""pi0.5 by turns with LeRobot on the same folder.
 
-LeRobot writes a folder of random weights, at the published sizes (Diffusion Policy: PushT's, with
-10 steps of DDIM), pi0.5 at a small size; `vla_runtime export` turns it into a bundle. In
-every round LeRobot and each of our backends infer once from the same observation (new images, so
-that no cache helps) and the same noise, on as many threads, one after the other: what slows the
-machine slows all of them. Then ours infer from the same images once more, which is a hit of the
-prefix cache; LeRobot has none. Each infers from the cameras' bytes to the chunk in robot units. The
-chunks are compared in the same run, relative to the largest number of LeRobot's if that is above 1.
-pi0.5 runs in LeRobot's bfloat16 too, and ours in int8, calibrated on observations of other rounds.
+LeRobot writes a folder of random weights, at a small size; `vla_runtime export` turns it into a
+bundle. In every round LeRobot and each of our backends infer once from the same observation (new
+images, so that no cache helps) and the same noise, on as many threads, one after the other: what
+slows the machine slows all of them. Then ours infer from the same images once more, which is a hit
+of the prefix cache; LeRobot has none. Each infers from the cameras' bytes to the chunk in robot
+units. The chunks are compared in the same run, relative to the largest number of LeRobot's if that
+is above 1. LeRobot runs in bfloat16 too, and ours in int8, calibrated on observations of other
+rounds.
 
-`--device cuda` measures on a GPU, which holds all sides at once (pi0.5: about 60 GiB). pi0.5 then
-has its published size, and LeRobot also runs compiled by its own `compile_model`, in PyTorch's
+`--device cuda` measures on a GPU, which holds all sides at once (about 60 GiB). pi0.5 then has its
+published size, and LeRobot also runs compiled by its own `compile_model`, in PyTorch's
 default mode and in LeRobot's, max-autotune; that compiles for many minutes. LeRobot computes what
 it keeps in float32 as its `lerobot_eval.py` does (TF32), but in the column `lerobot`, which the
 chunks are compared with. Ours replay captured graphs, with PyTorch's operators and with
-the expert's layers in Triton kernels; ACT has none.
+the expert's layers in Triton kernels.
 
 LeRobot lives in a Python of its own, and imports nothing of this package:
 
-    python benchmark/lerobot_turns.py act --lerobot-python LEROBOT_ENV/bin/python
-    python benchmark/lerobot_turns.py smolvla --lerobot-python LEROBOT_ENV/bin/python --rounds 20
-    python benchmark/lerobot_turns.py pi05 --lerobot-python LEROBOT_ENV/bin/python
-    python benchmark/lerobot_turns.py diffusion --lerobot-python LEROBOT_ENV/bin/python
-    python benchmark/lerobot_turns.py pi05 --device cuda --lerobot-python LEROBOT_ENV/bin/python
+    python benchmark/lerobot_turns.py --lerobot-python LEROBOT_ENV/bin/python
+    python benchmark/lerobot_turns.py --device cuda --lerobot-python LEROBOT_ENV/bin/python
 
 Beside the time of the wall the processor time is given: other work on the machine stretches the
 first far more than the second. PyTorch's threads wait for each other busily, which uses up both
@@ -48,7 +45,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from parts.gpu_run import device_facts, device_fault
-from parts.lerobot_worker import CAMERAS, HISTORY, JOINTS, SIZES, TASK, Options
+from parts.lerobot_worker import CAMERAS, JOINTS, SIZE, TASK, Options
 from parts.measurement import Target, median_interval, write_result
 
 from vla_convert.checkpoints.options import ExportOptions
@@ -58,7 +55,6 @@ from vla_convert.export.onnx.export import write_onnx
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import Precision
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.family.listing import find_family
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 
@@ -92,27 +88,12 @@ OURS = {
 # Precision and compile mode of LeRobot's; the first is what all others are compared with.
 _EAGER = {'lerobot': ('float32', '')}
 THEIRS = {
-    'cpu': {
-        'act': _EAGER,
-        'smolvla': _EAGER,
-        'pi05': {**_EAGER, 'lerobot bfloat16': ('bfloat16', '')},
-        'diffusion': _EAGER,
-    },
+    'cpu': {**_EAGER, 'lerobot bfloat16': ('bfloat16', '')},
     'cuda': {
-        'act': {**_EAGER, 'lerobot tf32': ('tf32', '')},
-        'smolvla': {
-            **_EAGER,
-            'lerobot tf32': ('tf32', ''),
-            'lerobot tf32 default': ('tf32', 'default'),
-            'lerobot tf32 max-autotune': ('tf32', 'max-autotune'),
-        },
-        'pi05': {
-            **_EAGER,
-            'lerobot bfloat16': ('bfloat16', ''),
-            'lerobot bfloat16 default': ('bfloat16', 'default'),
-            'lerobot bfloat16 max-autotune': ('bfloat16', 'max-autotune'),
-        },
-        'diffusion': {**_EAGER, 'lerobot tf32': ('tf32', '')},
+        **_EAGER,
+        'lerobot bfloat16': ('bfloat16', ''),
+        'lerobot bfloat16 default': ('bfloat16', 'default'),
+        'lerobot bfloat16 max-autotune': ('bfloat16', 'max-autotune'),
     },
 }
 
@@ -175,7 +156,7 @@ class LeRobot:
 
 def lerobot_fault(python: Path, device: str) -> str:
     """Explain why LeRobot's Python cannot run on the device; empty where it can."""
-    options = Options(family='', size='', folder='', tokenizer='', device=device)
+    options = Options(size='', folder='', tokenizer='', device=device)
     command = _command(python, 'check', options)
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=_environment())
@@ -189,10 +170,7 @@ def make_folder(python: Path, options: Options) -> None:
     """Let LeRobot write its folder, unless it is there."""
     if (Path(options.folder) / 'config.json').exists():
         return
-    # Only pi0.5 has so many numbers that a GPU should draw them.
-    drawn_on = options.device if options.family == 'pi05' else 'cpu'
-    command = _command(python, 'make', replace(options, device=drawn_on))
-    subprocess.run(command, check=True, env=_environment())
+    subprocess.run(_command(python, 'make', options), check=True, env=_environment())
 
 
 def _command(python: Path, verb: str, options: Options) -> list[str | Path]:
@@ -205,48 +183,39 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
-def look(family: str, seed: int, spec: BundleSpec) -> dict[str, np.ndarray]:
+def look(seed: int, spec: BundleSpec) -> dict[str, np.ndarray]:
     """Images, state and noise of an observation, by LeRobot's names."""
     rng = np.random.default_rng(seed)
-    high, wide = (side // 32 for side in SIZES[family])
-    ends = ('', *(f'_{ago}_steps_ago' for ago in range(1, HISTORY[family])))
+    high, wide = (side // 32 for side in SIZE)
     # Smooth pictures: no network was trained on pixel noise.
     images = {
-        f'images.camera{i + 1}{end}': np.kron(
+        f'images.camera{i + 1}': np.kron(
             rng.integers(0, 256, (high, wide, 3), dtype=np.uint8),
             np.ones((32, 32, 1), dtype=np.uint8),
         )
-        for i in range(CAMERAS[family])
-        for end in ends
+        for i in range(CAMERAS)
     }
-    states = {f'state{end}': rng.uniform(-1, 1, JOINTS[family]).astype(np.float32) for end in ends}
+    state = rng.uniform(-1, 1, JOINTS).astype(np.float32)
     noise = rng.standard_normal((spec.dims.horizon, spec.dims.action_dim), dtype=np.float32)
-    return {**images, **states, 'noise': noise}
+    return {**images, 'state': state, 'noise': noise}
 
 
-def observation(arrays: Mapping[str, np.ndarray], spec: BundleSpec) -> Observation:
+def observation(arrays: Mapping[str, np.ndarray]) -> Observation:
     """Return the observation that our policy takes of `look`."""
-    return Observation(
-        images={
-            name.removeprefix('images.'): array
-            for name, array in arrays.items()
-            if name.startswith('images.')
-        },
-        state=arrays['state'],
-        earlier_states=tuple(
-            arrays[f'state_{ago}_steps_ago'] for ago in range(1, HISTORY[spec.family])
-        ),
-        instruction=TASK if spec.prompt is not None else None,
-    )
+    images = {
+        name.removeprefix('images.'): array
+        for name, array in arrays.items()
+        if name.startswith('images.')
+    }
+    return Observation(images, arrays['state'], TASK)
 
 
 def infer(policy: Policy, arrays: Mapping[str, np.ndarray]) -> Turn:
     """Infer from an observation with its noise."""
-    seen = observation(arrays, policy.spec)
-    noise = None if find_family(policy.spec.family).head == 'single' else arrays['noise']
+    seen = observation(arrays)
     _synchronize()
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    chunk, _ = policy.infer(seen, noise=noise)
+    chunk, _ = policy.infer(seen, noise=arrays['noise'])
     _synchronize()
     took, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
     return Turn(chunk.actions, took * 1e3, cpu * 1e3)
@@ -267,14 +236,14 @@ def export(options: Options, bundle: Path, precision: Precision | None) -> Path:
     """Make a bundle with ONNX files in this precision, or without any, unless it is there."""
     if bundle.exists():
         return bundle
-    names = tuple(f'joint_{i}' for i in range(JOINTS[options.family]))
+    names = tuple(f'joint_{i}' for i in range(JOINTS))
     named = ExportOptions(
         state_names=names,
         action_names=names,
         units=('rad',),
         rate_hz=30.0,
         deltas=(),
-        tokenizer=Path(options.tokenizer) if options.tokenizer else None,
+        tokenizer=Path(options.tokenizer),
         **_HEADS.get(options.size, {}),
     )
 
@@ -282,7 +251,7 @@ def export(options: Options, bundle: Path, precision: Precision | None) -> Path:
         if precision is not None:
             write_onnx(folder, spec, precision)
 
-    plan = plan_export(Path(options.folder), named, default_name=f'random {options.family}')
+    plan = plan_export(Path(options.folder), named, default_name='random pi05')
     write_export(plan, bundle, finish=finish)
     return bundle
 
@@ -293,8 +262,7 @@ def export_reduced(bundle: Path, target: Path, precision: Precision) -> Path:
         return target
     read, observations = read_bundle(bundle), None
     if precision == 'int8':
-        looks = (look(read.spec.family, seed, read.spec) for seed in _CALIBRATION)
-        observations = [observation(arrays, read.spec) for arrays in looks]
+        observations = [observation(look(seed, read.spec)) for seed in _CALIBRATION]
     return export_bundle(read, target, precision, observations=observations)
 
 
@@ -353,40 +321,25 @@ class Goal(NamedTuple):
 
 
 _FLOAT32 = ('torch float32', 'onnxruntime float32')
-_ALL = (*_FLOAT32, 'torch bfloat16', 'onnxruntime int8', 'auto')
-_SMALL = (
-    Goal('float32', 0.8, _FLOAT32, ('lerobot',)),
-    Goal('best', 0.5, _ALL, ('lerobot',)),
-)
 _BFLOAT16 = 'lerobot bfloat16'
 # Not `auto`, which may choose float32.
 _REDUCED = ('torch bfloat16', 'onnxruntime int8')
 _ON_CUDA = ('torch bfloat16', 'torch bfloat16 triton')
-GOALS: dict[str, dict[str, tuple[Goal, ...]]] = {
-    'cpu': {
-        'act': _SMALL,
-        'smolvla': _SMALL,
-        'pi05': (
-            Goal('float32', 1 / 2.5, _FLOAT32, ('lerobot',)),
-            Goal('float32 hit', 1 / 11, tuple(f'{name} hit' for name in _FLOAT32), ('lerobot',)),
-            Goal('16 or 8 bits, of lerobot bfloat16', 1 / 2.2, _REDUCED, (_BFLOAT16,)),
+GOALS: dict[str, tuple[Goal, ...]] = {
+    'cpu': (
+        Goal('float32', 1 / 2.5, _FLOAT32, ('lerobot',)),
+        Goal('float32 hit', 1 / 11, tuple(f'{name} hit' for name in _FLOAT32), ('lerobot',)),
+        Goal('16 or 8 bits, of lerobot bfloat16', 1 / 2.2, _REDUCED, (_BFLOAT16,)),
+    ),
+    'cuda': (
+        Goal('bfloat16, of LeRobot eager', 1 / 6, _ON_CUDA, (_BFLOAT16,)),
+        Goal(
+            "bfloat16, of LeRobot's best torch.compile",
+            1 / 2,
+            _ON_CUDA,
+            (f'{_BFLOAT16} default', f'{_BFLOAT16} max-autotune'),
         ),
-        'diffusion': (Goal('float32', 0.7, _FLOAT32, ('lerobot',)),),
-    },
-    'cuda': {
-        'act': (),
-        'smolvla': (),
-        'diffusion': (),
-        'pi05': (
-            Goal('bfloat16, of LeRobot eager', 1 / 6, _ON_CUDA, (_BFLOAT16,)),
-            Goal(
-                "bfloat16, of LeRobot's best torch.compile",
-                1 / 2,
-                _ON_CUDA,
-                (f'{_BFLOAT16} default', f'{_BFLOAT16} max-autotune'),
-            ),
-        ),
-    },
+    ),
 }
 
 
@@ -492,13 +445,7 @@ def show(figures: Mapping[str, Any], ours: Sequence[str]) -> None:
         print(f'target: {Target(**target).line}')
 
 
-_CASES = Path(__file__).parents[1] / 'test' / 'cases'
-TOKENIZERS = {
-    'act': '',
-    'smolvla': str(_CASES / 'smolvla_folder' / 'tokenizer.json'),
-    'pi05': str(_CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'),
-    'diffusion': '',
-}
+TOKENIZER = Path(__file__).parents[1] / 'test' / 'cases' / 'lerobot_pi05_tiny' / 'tokenizer.json'
 PACKAGES = ('torch', 'onnxruntime', 'numpy', 'opencv-python-headless')
 # Rounds that are not counted: PyTorch's compiler compiles twice, and its graphs are recorded later.
 WARM_UP = {'cpu': 1, 'cuda': 6}
@@ -536,7 +483,6 @@ def start_lerobot(
 def measure(
     theirs: Mapping[str, LeRobot],
     ours: Mapping[str, Policy],
-    family: str,
     rounds: int,
     warm_up: int,
 ) -> Iterator[dict[str, Any]]:
@@ -544,12 +490,11 @@ def measure(
     spec = next(iter(ours.values())).spec
     record = Record(tuple(theirs), tuple(ours))
     for number in range(rounds + warm_up):
-        arrays = look(family, number, spec)
+        arrays = look(number, spec)
         turns: dict[str, Turn] = {name: lerobot.infer(arrays) for name, lerobot in theirs.items()}
         turns |= {name: infer(policy, arrays) for name, policy in ours.items()}
-        if find_family(spec.family).head != 'single':
-            again = {**arrays, 'noise': look(family, rounds + warm_up + number, spec)['noise']}
-            turns |= {f'{name} hit': infer(policy, again) for name, policy in ours.items()}
+        again = {**arrays, 'noise': look(rounds + warm_up + number, spec)['noise']}
+        turns |= {f'{name} hit': infer(policy, again) for name, policy in ours.items()}
         shown = '  '.join(
             f'{name} {turn.ms:.0f} ({turn.cpu_ms:.0f})' for name, turn in turns.items()
         )
@@ -578,22 +523,8 @@ def compiled_graphs(theirs: Mapping[str, LeRobot], rounds: int) -> dict[str, dic
     }
 
 
-def default_ours(family: str, sides: str) -> list[str]:
-    """Return our columns where none are named."""
-    # Random weights in 8 bits say nothing of a large policy; at middle size they show the time.
-    # In float32 the published size takes the memory of two other sides.
-    large = sides == 'cuda'
-    if family == 'diffusion' and not large:
-        return list(_FLOAT32)
-    if family == 'pi05':
-        return [name for name in OURS[sides] if not (large and 'float32' in name)]
-    without = ('int8', 'triton') if family == 'act' else ('int8',)
-    return [name for name in OURS[sides] if not any(word in name for word in without)]
-
-
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
-    parser.add_argument('family', choices=tuple(CAMERAS))
     parser.add_argument('--lerobot-python', type=Path, required=True, help='Python with LeRobot')
     parser.add_argument(
         '--device', choices=tuple(OURS), default='cpu', help='of every side (default: cpu)'
@@ -601,7 +532,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--rounds', type=int, default=20, help='default: 20')
     parser.add_argument('--threads', type=int, default=2, help='of each side (default: 2)')
     parser.add_argument('--folder', type=Path, help='keep checkpoint and bundle here')
-    parser.add_argument('--ours', nargs='+', metavar='COLUMN', help='default: those of the family')
+    parser.add_argument(
+        '--ours', nargs='+', metavar='COLUMN', help='default: all, on a GPU but float32'
+    )
     parser.add_argument(
         '--no-compile', action='store_true', help="leave LeRobot's torch.compile out"
     )
@@ -609,7 +542,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         '--theirs',
         nargs='+',
         metavar='COLUMN',
-        help='beside `lerobot` (default: all of the family)',
+        help='beside `lerobot` (default: all)',
     )
     parser.add_argument('--json', type=Path, help='instead of benchmark/results')
     # For a rehearsal of the GPU's sides without a GPU, with a tiny pi0.5.
@@ -618,10 +551,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.sides = arguments.sides or arguments.device
     known = OURS[arguments.sides]
     if arguments.ours is None:
-        arguments.ours = default_ours(arguments.family, arguments.sides)
+        # In float32 the published size takes the memory of two other sides.
+        large = arguments.sides == 'cuda'
+        arguments.ours = [name for name in known if not (large and 'float32' in name)]
     elif unknown := [name for name in arguments.ours if name not in known]:
         parser.error(f"--ours '{unknown[0]}' is none of {', '.join(known)} (--device)")
-    theirs = THEIRS[arguments.sides][arguments.family]
+    theirs = THEIRS[arguments.sides]
     if unknown := [name for name in arguments.theirs or () if name not in theirs]:
         parser.error(f"--theirs '{unknown[0]}' is none of {', '.join(theirs)} (--device)")
     return arguments
@@ -629,17 +564,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def folder_options(arguments: argparse.Namespace, work: Path) -> Options:
     """Return what LeRobot's folder is, and where."""
-    family = arguments.family
     size = 'published'
-    if family == 'pi05' and arguments.device == 'cpu':
+    if arguments.device == 'cpu':
         size = 'mid' if arguments.sides == 'cpu' else 'tiny'
-    # On a CPU it has always had the bare name.
-    suffix = f'_{size}' if family == 'pi05' and size != 'mid' else ''
     return Options(
-        family=family,
         size=size,
-        folder=str(work / f'{family}{suffix}'),
-        tokenizer=TOKENIZERS[family],
+        folder=str(work / f'pi05_{size}'),
+        tokenizer=str(TOKENIZER),
         device=arguments.device,
         threads=arguments.threads,
     )
@@ -647,36 +578,36 @@ def folder_options(arguments: argparse.Namespace, work: Path) -> Options:
 
 def take_turns(arguments: argparse.Namespace, work: Path) -> None:
     """Make what is missing in the folder, measure, write the result and print it."""
-    family, sides, python = arguments.family, arguments.sides, arguments.lerobot_python
+    sides, python = arguments.sides, arguments.lerobot_python
     options = folder_options(arguments, work)
     make_folder(python, options)
     ours, refused = without_refused(load_ours(arguments.ours, options, sides), sides)
     columns = {
         name: one
-        for name, one in THEIRS[sides][family].items()
+        for name, one in THEIRS[sides].items()
         if name in ('lerobot', *(arguments.theirs or (name,)))
         and not (arguments.no_compile and one[1])
     }
     spec = next(iter(ours.values())).spec
-    theirs, left_out = start_lerobot(python, options, columns, look(family, 0, spec))
+    theirs, left_out = start_lerobot(python, options, columns, look(0, spec))
     # The result names no folder of this machine.
     shown = {str(python): 'LEROBOT_ENV/bin/python', str(arguments.folder): 'WORK'}
     sys.argv[1:] = [shown.get(word, word) for word in sys.argv[1:]]
     figures: dict[str, Any] = {
-        'family': family,
+        'family': 'pi05',
         'threads': arguments.threads,
         'omp_wait_policy': os.environ.get('OMP_WAIT_POLICY', 'default'),
         'theirs': theirs['lerobot'].facts,
     }
     if sides == 'cuda':
         figures |= {'size': options.size, 'left_out': left_out | refused}
-    name = f'lerobot_{family}' if sides == 'cpu' else f'lerobot_{family}_{sides}'
+    name = 'lerobot_pi05' if sides == 'cpu' else f'lerobot_pi05_{sides}'
     packages = PACKAGES if sides == 'cpu' else (*PACKAGES, 'triton')
     try:
         # Written after every round: a run that is cut off leaves what it found.
-        for found in measure(theirs, ours, family, arguments.rounds, WARM_UP[sides]):
+        for found in measure(theirs, ours, arguments.rounds, WARM_UP[sides]):
             figures |= found
-            figures['targets'] = [one._asdict() for one in targets(GOALS[sides][family], found)]
+            figures['targets'] = [one._asdict() for one in targets(GOALS[sides], found)]
             for column, policy in ours.items():
                 # What `auto` took, or how the compiled form was tried.
                 figures[column] |= {'chose': policy.why} if policy.why else {}

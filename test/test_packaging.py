@@ -120,15 +120,6 @@ def test_package_xml_is_what_colcon_accepts() -> None:
     assert re.fullmatch(r'[\w.-]+@[\w-]+(\.[\w-]+)+', maintainer.get('email', ''))
 
 
-def test_the_changelog_has_the_version_with_its_day() -> None:
-    text = (ROOT / 'CHANGELOG.rst').read_text()
-    version = re.escape(vla_runtime.__version__)
-    heading = re.search(rf'^({version} \(20\d\d-\d\d-\d\d\))\n(-+)$', text, re.MULTILINE)
-    assert heading is not None
-    assert len(heading[1]) == len(heading[2])
-    assert text.index('\nForthcoming\n') < heading.start()
-
-
 @pytest.fixture(scope='module')
 def unpacked_sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp('sdist')
@@ -148,26 +139,6 @@ def test_the_source_distribution_has_every_file(unpacked_sdist: Path) -> None:
     ).stdout.splitlines()
     missing = [name for name in listed if not (unpacked_sdist / name).exists()]
     assert missing == ['.gitignore']
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    'part', ['test/runtime/bundle', pytest.param('test', marks=pytest.mark.slow)]
-)
-def test_the_tests_of_the_source_distribution_are_collected(
-    unpacked_sdist: Path, part: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, '-m', 'pytest', '--collect-only', '-q', '-p', 'no:cacheprovider', part],
-        cwd=unpacked_sdist,
-        # `colcon test` gives its arguments for pytest by this variable.
-        env={**os.environ, 'PYTEST_ADDOPTS': ''},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert str(ROOT) not in done.stdout
 
 
 def test_every_import_is_declared() -> None:
@@ -191,27 +162,6 @@ def test_every_import_is_declared() -> None:
     assert {PIP_NAMES.get(name, name) for name in foreign - ROS_PACKAGES} <= requirements_of_setup()
 
 
-def extras_of_run() -> set[str]:
-    extras = re.search(r"^EXTRAS='(.+)'$", (ROOT / 'run').read_text(), re.MULTILINE)
-    assert extras is not None
-    return set(extras[1].split(','))
-
-
-def test_remedies_install_from_the_source_folder_and_name_extras_that_there_are() -> None:
-    extras = set(metadata().get_all('Provides-Extra') or [])
-    assert extras_of_run() <= extras
-    files = [
-        *(file for package in PACKAGES for file in (ROOT / package).rglob('*.py')),
-        *(ROOT / 'docs').rglob('*.md'),
-        ROOT / 'README.md',
-    ]
-    text = '\n'.join(file.read_text() for file in files)
-    # No package index has it.
-    assert re.findall(r'pip install .*vla_runtime\[.*', text) == []
-    named = set(','.join(re.findall(r"'\.\[([\w,-]+)\]'", text)).split(','))
-    assert {'ray', 'torch'} <= named <= extras
-
-
 def test_every_requirement_is_pinned_for_both_kinds_of_ros() -> None:
     torch = re.search(r'VLA_RUNTIME_TORCH:-(\w+)==', (ROOT / 'run').read_text())
     assert torch is not None
@@ -221,24 +171,27 @@ def test_every_requirement_is_pinned_for_both_kinds_of_ros() -> None:
         )
 
 
-def test_data_files_install_what_ros_looks_for(tmp_path: Path) -> None:
-    setup_py('install_data', '--install-dir', str(tmp_path))
-    share = tmp_path / 'share' / 'vla_runtime'
-    assert (tmp_path / 'share/ament_index/resource_index/packages/vla_runtime').is_file()
+@pytest.fixture(scope='module')
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prefix with the data files of setup.py."""
+    prefix = tmp_path_factory.mktemp('data') / 'a prefix'
+    setup_py('install_data', '--install-dir', str(prefix))
+    return prefix
+
+
+def test_data_files_install_what_ros_looks_for(installed: Path) -> None:
+    share = installed / 'share' / 'vla_runtime'
+    assert (installed / 'share/ament_index/resource_index/packages/vla_runtime').is_file()
     assert (share / 'package.xml').is_file()
     for folder in ('launch', 'config'):
         expected = {
             file.relative_to(ROOT) for file in (ROOT / folder).rglob('*.*') if file.suffix != '.pyc'
         }
-        installed = {file.relative_to(share) for file in (share / folder).rglob('*.*')}
-        assert installed == expected
-    for node in NODES:
-        assert (tmp_path / 'lib/vla_runtime' / node).stat().st_mode & stat.S_IXUSR
+        assert {file.relative_to(share) for file in (share / folder).rglob('*.*')} == expected
 
 
-def test_installed_files_are_found_without_ros(tmp_path: Path) -> None:
-    site = tmp_path / 'lib' / 'python3' / 'site-packages'
-    setup_py('install_data', '--install-dir', str(tmp_path))
+def test_installed_files_are_found_without_ros(installed: Path) -> None:
+    site = installed / 'lib' / 'python3' / 'site-packages'
     shutil.copytree(ROOT / 'vla_runtime' / 'files', site / 'vla_runtime' / 'files')
     shutil.copy(ROOT / 'vla_runtime' / '__init__.py', site / 'vla_runtime')
     script = (
@@ -250,33 +203,32 @@ def test_installed_files_are_found_without_ros(tmp_path: Path) -> None:
     said = subprocess.run(
         [sys.executable, '-c', script],
         env={**os.environ, 'PYTHONPATH': str(site)},
-        cwd=tmp_path,
+        cwd=installed,
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert Path(said.strip()) == (tmp_path / 'share' / 'vla_runtime').resolve()
+    assert Path(said.strip()) == (installed / 'share' / 'vla_runtime').resolve()
+
+
+def test_node_executables_start_the_entry_point_of_their_prefix(installed: Path) -> None:
+    (installed / 'bin').mkdir()
+    for node in NODES:
+        entry = installed / 'bin' / node
+        entry.write_text('#!/bin/sh\nprintf "%s|" "$0" "$@"\n')
+        entry.chmod(0o755)
+        executable = installed / 'lib' / 'vla_runtime' / node
+        said = subprocess.run(
+            [executable, '--ros-args', '-p', 'x:=a b'], capture_output=True, text=True, check=True
+        ).stdout.split('|')
+        assert Path(said[0]).resolve() == entry
+        assert said[1:-1] == ['--ros-args', '-p', 'x:=a b']
 
 
 def test_models_of_the_simulator_are_package_data(tmp_path: Path) -> None:
     setup_py('build', '--build-base', str(tmp_path / 'base'), '--build-lib', str(tmp_path / 'lib'))
     built = {file.name for file in (tmp_path / 'lib/vla_tabletop/sim').glob('*.xml')}
     assert built == {file.name for file in (ROOT / 'vla_tabletop/sim').glob('*.xml')} != set()
-
-
-@pytest.mark.parametrize('node', NODES)
-def test_node_executables_start_the_entry_point_of_their_prefix(tmp_path: Path, node: str) -> None:
-    setup_py('install_data', '--install-dir', str(tmp_path / 'a prefix'))
-    entry = tmp_path / 'a prefix' / 'bin' / node
-    entry.parent.mkdir()
-    entry.write_text('#!/bin/sh\nprintf "%s|" "$0" "$@"\n')
-    entry.chmod(0o755)
-    executable = tmp_path / 'a prefix' / 'lib' / 'vla_runtime' / node
-    said = subprocess.run(
-        [executable, '--ros-args', '-p', 'x:=a b'], capture_output=True, text=True, check=True
-    ).stdout.split('|')
-    assert Path(said[0]).resolve() == entry
-    assert said[1:-1] == ['--ros-args', '-p', 'x:=a b']
 
 
 def test_installed_starters_find_what_they_start(monkeypatch: pytest.MonkeyPatch) -> None:

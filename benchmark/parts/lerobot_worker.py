@@ -29,49 +29,9 @@ import numpy as np
 import torch
 
 TASK = 'put the cup on the shelf'
-# As published: lerobot/smolvla_base reads three cameras, ALOHA's ACT and PushT's
-# Diffusion Policy one.
-CAMERAS = {'act': 1, 'smolvla': 3, 'pi05': 3, 'diffusion': 1}
-JOINTS = {'act': 14, 'smolvla': 6, 'pi05': 7, 'diffusion': 2}
+CAMERAS, JOINTS = 3, 7
 # (height, width) of the images.
-SIZES = {'act': (480, 640), 'smolvla': (480, 640), 'pi05': (480, 640), 'diffusion': (96, 96)}
-# Steps of an observation; what is of `ago` steps before the newest has `_<ago>_steps_ago` behind
-# its name.
-HISTORY = {'act': 1, 'smolvla': 1, 'pi05': 1, 'diffusion': 2}
-# DDIM draws no noise of its own, so that two sides can have the same.
-DIFFUSION = {
-    'crop_shape': (84, 84),
-    'noise_scheduler_type': 'DDIM',
-    'num_inference_steps': 10,
-    'pretrained_backbone_weights': None,
-}
-# HuggingFaceTB/SmolVLM2-500M-Video-Instruct; its language model has 32 layers, of which the
-# policy keeps 16.
-SMOLVLM2 = {
-    'scale_factor': 4,
-    'image_token_id': 49190,
-    'pad_token_id': 2,
-    'text_config': {
-        'model_type': 'llama',
-        'hidden_size': 960,
-        'intermediate_size': 2560,
-        'num_hidden_layers': 16,
-        'num_attention_heads': 15,
-        'num_key_value_heads': 5,
-        'head_dim': 64,
-        'rms_norm_eps': 1e-5,
-        'vocab_size': 49280,
-        'max_position_embeddings': 8192,
-    },
-    'vision_config': {
-        'hidden_size': 768,
-        'intermediate_size': 3072,
-        'num_hidden_layers': 12,
-        'num_attention_heads': 12,
-        'image_size': 512,
-        'patch_size': 16,
-    },
-}
+SIZE = (480, 640)
 # Layers of pi0.5 at a size for a CPU, and for a rehearsal.
 PI05_DEPTHS = {'mid': 12, 'tiny': 2}
 PI05_HEADS = {'num_heads': 8, 'num_kv_heads': 1, 'head_dim': 64}
@@ -94,15 +54,13 @@ class Options:
     """Options that the process is started with.
 
     Attributes:
-        size: of pi0.5: 'published', 'mid' or 'tiny'; the others are 'published'.
-        tokenizer: file, or '' for a policy without a prompt.
+        size: 'published', 'mid' or 'tiny'.
+        tokenizer: file.
         device: 'cpu' or 'cuda'.
-        precision: 'float32'; 'tf32', with the GPU products and convolutions of
-            `lerobot_eval.py`; 'bfloat16', as LeRobot's pi0.5, with the same.
+        precision: 'float32', or 'bfloat16' with the GPU products of `lerobot_eval.py`.
         compile_mode: of LeRobot's `torch.compile`; '' runs eagerly.
     """
 
-    family: str
     size: str
     folder: str
     tokenizer: str
@@ -115,25 +73,12 @@ class Options:
 def prepare_lerobot(options: Options) -> None:
     """Keep LeRobot from the network, and give it the size and the tokenizer."""
     os.environ['HF_HUB_OFFLINE'] = '1'
-    if options.family == 'diffusion':
-        return
-    replace_processor()
-    if options.family == 'pi05':
-        replace_pi05_tokenizer(Path(options.tokenizer))
-        if options.size in PI05_DEPTHS:
-            shrink_pi05(PI05_DEPTHS[options.size])
+    replace_tokenizer(Path(options.tokenizer))
+    if options.size in PI05_DEPTHS:
+        shrink_pi05(PI05_DEPTHS[options.size])
 
 
-def replace_processor() -> None:
-    """Stand in for a processor of SmolVLA that inference never uses."""
-    from lerobot.policies.smolvla import smolvlm_with_expert
-
-    tokenizer = SimpleNamespace(fake_image_token_id=1, global_image_token_id=2)
-    stand_in = SimpleNamespace(tokenizer=tokenizer)
-    smolvlm_with_expert.AutoProcessor = SimpleNamespace(from_pretrained=lambda name: stand_in)
-
-
-def replace_pi05_tokenizer(tokenizer: Path) -> None:
+def replace_tokenizer(tokenizer: Path) -> None:
     """Give LeRobot's pi0.5 the file for the tokenizer that it would fetch."""
     from lerobot.processor import tokenizer_processor
     from transformers import PreTrainedTokenizerFast
@@ -171,73 +116,32 @@ def shrink_pi05(depth: int) -> None:
     modeling_pi05.PiGemmaForCausalLM = small_expert
 
 
-def policy_class(family: str) -> Any:
-    if family == 'pi05':
-        from lerobot.policies.pi05.modeling_pi05 import PI05Policy
-
-        return PI05Policy
-    if family == 'act':
-        from lerobot.policies.act.modeling_act import ACTPolicy
-
-        return ACTPolicy
-    if family == 'diffusion':
-        from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
-
-        return DiffusionPolicy
-    from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
-
-    return SmolVLAPolicy
-
-
 def make(options: Options) -> None:
     """Write a folder as LeRobot saves it, with seeded random weights drawn on the device.
 
-    pi0.5 of published size is in bfloat16: half of the file.
+    That of published size is in bfloat16: half of the file.
     """
     from lerobot.configs.types import FeatureType, PolicyFeature
+    from lerobot.policies.pi05.configuration_pi05 import PI05Config
+    from lerobot.policies.pi05.modeling_pi05 import PI05Policy
+    from lerobot.policies.pi05.processor_pi05 import make_pi05_pre_post_processors
 
-    family, folder = options.family, Path(options.folder).resolve()
+    folder = Path(options.folder).resolve()
     torch.manual_seed(0)
-    joints = JOINTS[family]
     inputs = {
-        f'observation.images.camera{i + 1}': PolicyFeature(FeatureType.VISUAL, (3, *SIZES[family]))
-        for i in range(CAMERAS[family])
+        f'observation.images.camera{i + 1}': PolicyFeature(FeatureType.VISUAL, (3, *SIZE))
+        for i in range(CAMERAS)
     }
-    inputs['observation.state'] = PolicyFeature(FeatureType.STATE, (joints,))
-    outputs = {'action': PolicyFeature(FeatureType.ACTION, (joints,))}
-    features = {'input_features': inputs, 'output_features': outputs}
-    if family == 'act':
-        from lerobot.policies.act.configuration_act import ACTConfig
-        from lerobot.policies.act.processor_act import make_act_pre_post_processors as processors
-
-        config = ACTConfig(**features, device=options.device, pretrained_backbone_weights=None)
-    elif family == 'diffusion':
-        from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
-        from lerobot.policies.diffusion.processor_diffusion import (
-            make_diffusion_pre_post_processors as processors,
-        )
-
-        config = DiffusionConfig(**features, **DIFFUSION, device=options.device)
-    elif family == 'pi05':
-        from lerobot.policies.pi05.configuration_pi05 import PI05Config
-        from lerobot.policies.pi05.processor_pi05 import make_pi05_pre_post_processors as processors
-
-        config = PI05Config(
-            **features,
-            device=options.device,
-            dtype='float32' if options.size == 'mid' else 'bfloat16',
-            tokenizer_max_length=PI05_PROMPT_TOKENS.get(options.size, 200),
-        )
-    else:
-        from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
-        from lerobot.policies.smolvla.processor_smolvla import (
-            make_smolvla_pre_post_processors as processors,
-        )
-
-        vlm = write_vlm(folder, Path(options.tokenizer))
-        config = SmolVLAConfig(**features, device=options.device, vlm_model_name=str(vlm))
+    inputs['observation.state'] = PolicyFeature(FeatureType.STATE, (JOINTS,))
+    config = PI05Config(
+        input_features=inputs,
+        output_features={'action': PolicyFeature(FeatureType.ACTION, (JOINTS,))},
+        device=options.device,
+        dtype='float32' if options.size == 'mid' else 'bfloat16',
+        tokenizer_max_length=PI05_PROMPT_TOKENS.get(options.size, 200),
+    )
     with torch.device(options.device):
-        policy = policy_class(family)(config)
+        policy = PI05Policy(config)
     draw_constants(policy)
     rng = np.random.default_rng(0)
     statistics = {
@@ -249,12 +153,12 @@ def make(options: Options) -> None:
         }
         for name, shape in (
             *((name, (3, 1, 1)) for name in inputs if 'images' in name),
-            ('observation.state', (joints,)),
-            ('action', (joints,)),
+            ('observation.state', (JOINTS,)),
+            ('action', (JOINTS,)),
         )
     }
     policy.save_pretrained(folder)
-    for processor in processors(config, dataset_stats=statistics):
+    for processor in make_pi05_pre_post_processors(config, dataset_stats=statistics):
         processor.save_pretrained(folder)
 
 
@@ -271,18 +175,6 @@ def draw_constants(policy: torch.nn.Module) -> None:
     for matrix in policy.parameters():
         if matrix.ndim > 1 and not matrix.any():
             matrix.normal_(0.0, 0.02)
-
-
-def write_vlm(folder: Path, tokenizer: Path) -> Path:
-    """Write the configuration and the tokenizer that a folder of SmolVLA only names."""
-    from transformers import PreTrainedTokenizerFast, SmolVLMConfig
-
-    vlm = folder.with_name(f'{folder.name}_vlm')
-    SmolVLMConfig(**SMOLVLM2).save_pretrained(vlm)
-    fast = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer))
-    fast.pad_token = fast.convert_ids_to_tokens(0)
-    fast.save_pretrained(vlm)
-    return vlm
 
 
 def device_fault(device: str) -> str:
@@ -307,6 +199,7 @@ class Server:
 
     def __init__(self, options: Options) -> None:
         from lerobot.configs.policies import PreTrainedConfig
+        from lerobot.policies.pi05.modeling_pi05 import PI05Policy
         from lerobot.policies.utils import prepare_observation_for_inference
         from lerobot.processor import PolicyProcessorPipeline
         from lerobot.processor.converters import (
@@ -317,20 +210,18 @@ class Server:
         )
 
         set_products(options)
-        self.family, self.device = options.family, torch.device(options.device)
+        self.device = torch.device(options.device)
         self.prepare = prepare_observation_for_inference
         folder, whole = options.folder, options.precision != 'bfloat16'
         # Every number is read from the file: draw none.
         for name in ('normal_', 'uniform_', 'trunc_normal_'):
             setattr(torch.Tensor, name, lambda self, *arguments, **options: self)
-        kind = policy_class(self.family)
         config = PreTrainedConfig.from_pretrained(folder)
         config.device = options.device
-        if self.family == 'pi05':
-            config.dtype = 'float32' if whole else 'bfloat16'
+        config.dtype = 'float32' if whole else 'bfloat16'
         if options.compile_mode:
             config.compile_model, config.compile_mode = True, options.compile_mode
-        self.policy = kind.from_pretrained(folder, config=config)
+        self.policy = PI05Policy.from_pretrained(folder, config=config)
         found = {p.dtype for p in self.policy.parameters()}
         if (found == {torch.float32}) != whole:
             raise ValueError(
@@ -353,27 +244,10 @@ class Server:
     @torch.inference_mode()
     def infer(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
         """Return the chunk (H, A) in the robot's units."""
-        batch = self.batch(arrays)
-        options = {}
-        if self.family != 'act':
-            options['noise'] = torch.from_numpy(arrays['noise'])[None].to(self.device)
-        return self.after(self.policy.predict_action_chunk(batch, **options))[0].numpy()
-
-    def batch(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Prepare an observation; with several steps their axis, oldest first, is the second."""
-        steps = []
-        for ago in reversed(range(HISTORY[self.family])):
-            end = f'_{ago}_steps_ago' if ago else ''
-            given = {
-                f'observation.{name.removesuffix(end)}': array
-                for name, array in arrays.items()
-                if name.endswith(end) and name != 'noise' and bool(ago) == ('_ago' in name)
-            }
-            steps.append(self.before(self.prepare(given, self.device, TASK)))
-        if len(steps) == 1:
-            return steps[0]
-        seen = [name for name in steps[0] if name.startswith('observation.')]
-        return {name: torch.stack([step[name] for step in steps], dim=1) for name in seen}
+        given = {f'observation.{name}': array for name, array in arrays.items() if name != 'noise'}
+        batch = self.before(self.prepare(given, self.device, TASK))
+        noise = torch.from_numpy(arrays['noise'])[None].to(self.device)
+        return self.after(self.policy.predict_action_chunk(batch, noise=noise))[0].numpy()
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -385,8 +259,7 @@ class Server:
         from importlib.metadata import version
 
         packages = {'python': sys.version.split()[0], 'torch': torch.__version__}
-        used = 'diffusers' if self.family == 'diffusion' else 'transformers'
-        packages |= {name: version(name) for name in ('lerobot', used, 'torchvision')}
+        packages |= {name: version(name) for name in ('lerobot', 'transformers', 'torchvision')}
         if self.device.type == 'cuda':
             packages['cuda'] = str(torch.version.cuda)
         parameters = sum(p.numel() for p in self.policy.parameters())

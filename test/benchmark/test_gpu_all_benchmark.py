@@ -43,7 +43,7 @@ def test_with_everything_given_nothing_is_left_out(monkeypatch):
 def test_the_commands_are_those_that_the_scripts_take(monkeypatch):
     found, _ = planned(monkeypatch, *GIVEN)
     for step in (*found['tensorrt bfloat16'], *found['tensorrt int8']):
-        assert gpu_tensorrt._arguments(step[1:]).kit.parent == Path('out')
+        assert gpu_tensorrt._arguments(step[1:]).work == Path('out/tensorrt')
     (lerobot,), (theirs,) = found['lerobot'], found['realtime-vla']
     assert lerobot_turns.parse_arguments(lerobot[1:]).device == 'cuda'
     assert realtime_vla._arguments(theirs[1:]).repository == Path('rv')

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file, save_file
 from tensorrt_machine import Machine, linked_copy, write_exported_policy
-from tiny_policy import tiny_spec, write_tiny_policy
+from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
@@ -273,26 +272,3 @@ def test_a_failed_build_is_told_with_exit_code_2(machine, capsys):
     here.trt.fail_build = 'no implementation for Softmax'
     assert build(here) == 2
     assert 'no implementation for Softmax' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize('argument', ['--workspace', '--autotune', '--rows'])
-def test_numbers_that_are_none_are_refused(machine, argument):
-    assert build(machine(), argument, '0') == 2
-
-
-def test_a_folder_that_is_no_bundle_is_told(tmp_path, capsys):
-    assert main(['build', str(tmp_path)]) == 2
-    assert 'is this folder a policy bundle?' in capsys.readouterr().err
-
-
-def test_a_bundle_without_onnx_files_is_told(tmp_path, capsys):
-    bundle = write_tiny_policy(tmp_path / 'policy', tiny_spec())
-    assert main(['build', str(bundle)]) == 2
-    error = capsys.readouterr().err
-    assert 'vision.onnx: is missing' in error and f'vla_runtime export {bundle} --out' in error
-
-
-def test_a_machine_without_tensorrt_is_told(exported, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'tensorrt', None)
-    assert main(['build', str(exported)]) == 2
-    assert "the Python package 'tensorrt' is not installed" in capsys.readouterr().err

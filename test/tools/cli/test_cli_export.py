@@ -15,12 +15,9 @@ import sentencepiece
 import tokenizers
 import torch
 from checkpoint_folders import (
-    LM_HEAD,
-    TEXT_TABLE,
     copy_lerobot_folder,
     edit_json,
     edit_step,
-    edit_tensors,
     full_size_names,
     joints,
     lerobot_arguments,
@@ -32,19 +29,17 @@ from checkpoint_folders import (
     save_tensors,
     tiny_tensors,
     write_openpi_folder,
-    write_shards,
     write_sparse_checkpoint,
 )
 from paths import ROOT
 from PIL import Image
-from safetensors.torch import load_file as load_torch_file
 from safetensors.torch import save_file as save_torch_file
 
 from vla_convert.checkpoints.tensors import read_tensors
 from vla_convert.readers.block_sizes import HeadCounts
 from vla_convert.readers.pi import NAMES, dims_of
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.bundle.schema import ActionSpec, CameraSpec
+from vla_runtime.bundle.schema import ActionSpec
 from vla_runtime.cli.main import main
 from vla_runtime.family.listing import find_family
 from vla_runtime.policy import Policy
@@ -75,57 +70,6 @@ def chunk_of(bundle: Path, cameras: tuple[str, ...] = ('top', 'wrist')) -> np.nd
     state = random.uniform(-0.5, 0.5, len(policy.spec.state))
     chunk, _ = policy.infer(Observation(images, state, 'pick up the red cup'))
     return chunk.normalised
-
-
-def test_the_same_policy_written_by_others_gives_the_same_chunk(tmp_path):
-    assert export(lerobot_folder(), tmp_path / 'reference', *lerobot_arguments()) == 0
-    expected = chunk_of(tmp_path / 'reference')
-
-    def bare(folder: Path) -> None:
-        edit_tensors(folder, lambda tensors: tensors)
-
-    def tied(folder: Path) -> None:
-        def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            table = tensors.pop(TEXT_TABLE)
-            return {**tensors, LM_HEAD: table}
-
-        edit_tensors(folder, change)
-
-    def sharded(folder: Path) -> None:
-        write_shards(folder, {f'model.{k}': v for k, v in tiny_tensors().items()})
-
-    for write in (bare, tied, sharded):
-        folder = copy_lerobot_folder(tmp_path / write.__name__ / 'policy')
-        write(folder)
-        target = tmp_path / write.__name__ / 'bundle'
-        assert export(folder, target, *lerobot_arguments()) == 0
-        np.testing.assert_array_equal(chunk_of(target), expected, err_msg=write.__name__)
-
-
-def test_bfloat16_weights_stay_bfloat16_and_act_as_their_rounding(tmp_path):
-    def rounded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: tensor.bfloat16() for name, tensor in tensors.items()}
-
-    def widened(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: tensor.bfloat16().float() for name, tensor in tensors.items()}
-
-    chunks = []
-    for change in (rounded, widened):
-        folder = copy_lerobot_folder(tmp_path / change.__name__ / 'policy')
-        edit_tensors(folder, change)
-        target = tmp_path / change.__name__ / 'bundle'
-        assert export(folder, target, *lerobot_arguments()) == 0
-        chunks.append(chunk_of(target))
-    weights = load_torch_file(tmp_path / 'rounded' / 'bundle' / 'weights.safetensors')
-    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
-    np.testing.assert_array_equal(chunks[0], chunks[1])
-
-
-def test_a_policy_trained_with_known_actions_says_so_in_its_bundle(tmp_path):
-    folder = copy_lerobot_folder(tmp_path / 'policy')
-    edit_json(folder / 'config.json', lambda d: d.update(rtc_training_max_delay=4))
-    assert export(folder, tmp_path / 'bundle', *lerobot_arguments()) == 0
-    assert read_bundle(tmp_path / 'bundle').spec.trained_delay_steps == 4
 
 
 class TestCamerasOfTheDataSet:
@@ -180,27 +124,6 @@ class TestCamerasOfTheDataSet:
 
 
 class TestOpenpi:
-    def test_a_pi05_folder_becomes_a_bundle(self, tmp_path):
-        folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), openpi_statistics(32))
-        names = joints().split(',')
-        arguments = [item for item in openpi_arguments() if item != '--absolute']
-        arguments += ['--delta', ','.join(names[:5]), '--cameras', 'base,wrist,none=absent']
-        assert export(folder, tmp_path / 'b', *arguments) == 0
-        spec = read_bundle(tmp_path / 'b').spec
-        assert spec.cameras == (
-            CameraSpec('base'),
-            CameraSpec('wrist'),
-            CameraSpec('none', present=False),
-        )
-        assert spec.actions[0] == ActionSpec(names[0], 'rad', 'delta', names[0])
-        assert spec.actions[5] == ActionSpec('gripper', 'rad', 'absolute')
-        assert (spec.dims.prompt_length, spec.dims.horizon, spec.denoise_steps) == (200, 12, 10)
-        assert (spec.prompt.cleaning, spec.images.resample) == ('openpi', 'antialias')
-        assert spec.source['asset_id'] == 'lab/arm'
-        statistics = read_bundle(tmp_path / 'b').statistics
-        assert {array.shape for array in statistics.values()} == {(6,)}, 'padding is cut'
-        assert np.isfinite(chunk_of(tmp_path / 'b', ('base', 'wrist'))).all()
-
     def test_its_policy_sees_and_acts_as_openpi_says(self, tmp_path):
         numbers = openpi_statistics(32)
         folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), numbers)
@@ -258,18 +181,6 @@ class TestOpenpi:
         assert spec.dims.prompt_length == 48
         cameras = ('base_0_rgb', 'left_wrist_0_rgb', 'right_wrist_0_rgb')
         assert np.isfinite(chunk_of(tmp_path / 'b', cameras)).all()
-
-    def test_everything_it_lacks_is_asked_for_at_once(self, tmp_path, capsys):
-        folder = write_openpi_folder(
-            tmp_path / 'p', tiny_tensors(), {}, horizon=None, asset_id=None
-        )
-        text = fails(capsys, folder, tmp_path / 'b')
-        asked = {line.split()[0] for line in text.splitlines() if line.startswith('  --')}
-        assert asked == {
-            *('--statistics', '--state-names', '--action-names', '--units', '--delta'),
-            *('--rate-hz', '--tokenizer', '--vision-heads', '--kv-heads', '--prompt-template'),
-            '--horizon',
-        }
 
 
 def test_a_lerobot_pi0_folder_becomes_a_bundle(tmp_path):
@@ -499,18 +410,6 @@ class TestContradictions:
         edit_json(folder / 'tokenizer.json', lambda d: d['model']['vocab'].update(vocabulary))
         text = fails(capsys, folder, tmp_path / 'b', *lerobot_arguments())
         assert "tokens but the policy's text table only 400" in text
-
-    def test_tensors_that_do_not_fit_are_listed(self, tmp_path, capsys):
-        folder = copy_lerobot_folder(tmp_path / 'p')
-
-        def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            del tensors['action_out_proj.bias']
-            return {**tensors, 'proprio_history_proj.weight': torch.zeros(2, 2)}
-
-        edit_tensors(folder, change)
-        text = fails(capsys, folder, tmp_path / 'b', *lerobot_arguments())
-        assert "missing 'action_out.bias' [32]" in text
-        assert "unexpected 'proprio_history_proj.weight' [2, 2]" in text
 
 
 class TestTarget:

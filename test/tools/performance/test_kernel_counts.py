@@ -1,85 +1,50 @@
-"""Kernels of an inference in PyTorch: what a GPU would launch, for plain and for fused modules.
-
-The fused modules are those that run on CUDA, in shapes that depend on no numbers; the plain ones
-are what they stand in for. Packed are the fused ones where the kernel is usable that takes lengths
-instead of a mask (`fused_lengths`), products take GELU or the residual stream along (`epilogues`),
-and a norm is one kernel: those run on a GPU of today in bfloat16. In Triton are the packed ones
-with the expert's layers in Triton kernels, which are counted instead of launched.
+"""Kernels that `roofline` predicts with are those of today's modules.
 
 Counted are the operations that PyTorch dispatches and that are no views, casts among them, in
 bfloat16 policies with the depths of the published pi0.5 and SmolVLA and narrow layers: the number
-does not depend on widths. A CUDA graph replays the same kernels; what it saves is their launch by
-the processor. A shorter prompt launches as many, and each computes less.
-
-The predicted time, of pi0.5, is the roofline of the published size plus 4 µs a kernel, about what
-one takes that is too small to fill a GPU. That attention with a mask fills few multiprocessors, and
-takes longer than that, is no part of it. It is a prediction; `gpu.py` measures.
-
-    python benchmark/kernels.py
-
-Needs Triton, installed or beside the environment, where `./run test` puts it.
+does not depend on widths. Packed are the fused modules where the kernel is usable that takes
+lengths instead of a mask, products take GELU or the residual stream along, and a norm is one
+kernel: those run on a GPU of today in bfloat16. In Triton are the packed ones with the expert's
+layers in Triton kernels, which are counted instead of launched. A CUDA graph replays the same
+kernels.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-import tempfile
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
-from parts.measurement import write_result
+from plain_lengths import attend_by_lengths
+from tiny_policy import tiny_spec, write_tiny_policy
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
-from plain_lengths import attend_by_lengths  # isort: skip
-from tiny_policy import tiny_spec, write_tiny_policy  # isort: skip
-from triton_package import Launches, make_importable  # isort: skip
+from triton_package import Launches, interpreted, needs_triton  # noqa: F401
 
 from vla_runtime.engines.torch import engine
-from vla_runtime.engines.torch.engine import LENGTHS
 from vla_runtime.families.blocks import epilogues, fused, fused_product
 from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.operation_counts import count_operations
-from vla_runtime.families.pi.networks import FusedPi, PiNetwork
-from vla_runtime.families.smolvla.networks import FusedSmolVla, SmolVla
-from vla_runtime.family.declaration import with_cameras
-from vla_runtime.family.listing import performance_figures, preset
+from vla_runtime.families.pi.networks import FusedPi
+from vla_runtime.families.smolvla.networks import FusedSmolVla
+from vla_runtime.family.listing import performance_figures, preset, preset_names
 from vla_runtime.family.performance_figures import Kernels
 from vla_runtime.policy import Policy
 from vla_tools.performance.bench import look
-from vla_tools.performance.devices import DEVICES
-from vla_tools.performance.roofline import (
-    SECONDS_A_KERNEL,
-    Floor,
-    phase_floors,
-    predicted_ms,
-    published_rates,
-)
 
 STEPS = 10
 KINDS = ('miss', 'hit')
-NETWORKS: dict[str, tuple[type[FlowNetwork], type[FlowNetwork]]] = {
-    'pi05': (PiNetwork, FusedPi),
-    'smolvla': (SmolVla, FusedSmolVla),
-}
+NETWORKS: dict[str, type[FlowNetwork]] = {'pi05': FusedPi, 'smolvla': FusedSmolVla}
 # A graph would replay what it captured; what is counted runs eagerly.
 AS_ON_CUDA: dict[str, Any] = {'precision': 'bfloat16', 'threads': 1, 'use_cuda_graphs': False}
-PREDICTED_ON = ('h200', 'agx-orin', 'orin-nx', 'orin-nano', 'thor')
-PACKAGES = ('torch', 'numpy')
-
-
 # Counted as one operation, as on a GPU.
 attend = torch.library.custom_op('kernels::attend', attend_by_lengths, mutates_args=())
 
@@ -210,7 +175,7 @@ def write_deep(name: str, folder: Path) -> Path:
 
 def packed_kernels(name: str, bundle: Path, expert_type: type = FusedExpert) -> Kernels:
     """Kernels of the fused modules with attention by lengths and epilogues."""
-    network = NETWORKS[name][1]
+    network = NETWORKS[name]
     packed = partialmethod(network.__init__, kernel=attend)
     with (
         mock.patch.object(engine, 'captures_graphs', lambda device: True),
@@ -234,82 +199,20 @@ def triton_kernels(name: str, bundle: Path) -> Kernels:
         return packed_kernels(name, bundle, triton_expert.TritonExpert)
 
 
-def kernels_of_modules(name: str) -> tuple[int, dict[str, Kernels]]:
-    """Views of a policy, and its kernels with plain, fused and packed modules, and in Triton."""
-    with tempfile.TemporaryDirectory() as work:
-        bundle = write_deep(name, Path(work) / 'deep')
-        with mock.patch.object(NETWORKS[name][0], 'fused', FlowNetwork.fused):
-            policy = Policy.load(bundle, 'torch', **AS_ON_CUDA)
-            found = {'plain': phases_of(policy)}
-        with mock.patch.object(engine, 'captures_graphs', lambda device: True):
-            found['fused'] = phases_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
-        found['packed'] = packed_kernels(name, bundle)
-        found['triton'] = triton_kernels(name, bundle)
-    return policy.spec.dims.cameras, found
+COUNTED = {
+    name: counted for name in preset_names() if (counted := performance_figures(name).kernels)
+}
 
 
-def prediction(
-    device: str, views: int, kernels: Mapping[str, Kernels]
-) -> dict[str, dict[str, float]]:
-    """Roofline of pi0.5's published size in bfloat16, and the prediction for each kind of modules.
-
-    Milliseconds of each phase: floor, each kind, and a packed miss with each shorter prompt.
-    """
-    family, dims = preset('pi05')
-    published = with_cameras(dims, views)
-    rates = published_rates(DEVICES[device], 'bfloat16')
-
-    def floors(prompt_length: int) -> dict[str, Floor]:
-        counts = count_operations(family, replace(published, prompt_length=prompt_length))
-        return phase_floors(counts, rates, precision='bfloat16', rows=1, steps=STEPS, views=views)
-
-    whole = floors(published.prompt_length)
-    found = {'floor': {phase: one.milliseconds for phase, one in whole.items()}}
-    for name, one in kernels.items():
-        found[name] = predicted_ms(whole, one, views=views, steps=STEPS)
-    for length in LENGTHS:
-        if length < published.prompt_length:
-            # The head keeps its length.
-            saved = whole['prefix'].milliseconds - floors(length)['prefix'].milliseconds
-            shorter = f'packed, prompt of at most {length} tokens'
-            found[shorter] = {'miss': found['packed']['miss'] - saved}
-    return found
+@pytest.mark.thorough
+@pytest.mark.parametrize('name', list(COUNTED))
+def test_counts_of_the_roofline_are_those_of_todays_modules(name, tmp_path):
+    bundle = write_deep(name, tmp_path / 'deep')
+    assert packed_kernels(name, bundle) == COUNTED[name]['torch']
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--json', type=Path, help='write here instead of to benchmark/results/')
-    arguments = parser.parse_args()
-    make_importable()
-    of_family = {family: kernels_of_modules(family) for family in NETWORKS}
-    for family, (_, kernels) in of_family.items():
-        found = {'torch': kernels['packed'], 'triton': kernels['triton']}
-        if found != performance_figures(family).kernels:
-            print(f'kernels in the declaration.py of {family} are out of date: {found}')
-    counted = {
-        family: {
-            'views': views,
-            'kernels': {
-                name: {**asdict(one), **{k: one.phases(views=views, steps=STEPS)[k] for k in KINDS}}
-                for name, one in kernels.items()
-            },
-        }
-        for family, (views, kernels) in of_family.items()
-    }
-    views, kernels = of_family['pi05']
-    predicted = {key: prediction(key, views, kernels) for key in PREDICTED_ON}
-    print('kernels', counted)
-    for key, times in predicted.items():
-        print(key, {n: {k: round(v, 2) for k, v in of.items()} for n, of in times.items()})
-    figures = {
-        'denoise_steps': STEPS,
-        **counted['pi05'],
-        'smolvla': counted['smolvla'],
-        'predicted_ms': predicted,
-        'seconds_a_kernel': SECONDS_A_KERNEL,
-    }
-    print(write_result('kernels', figures, PACKAGES, arguments.json))
-
-
-if __name__ == '__main__':
-    main()
+@pytest.mark.usefixtures('interpreted')
+@pytest.mark.parametrize('name', list(COUNTED))
+def test_counts_in_triton_kernels_are_those_of_todays_modules(name, tmp_path):
+    bundle = write_deep(name, tmp_path / 'deep')
+    assert triton_kernels(name, bundle) == COUNTED[name]['triton']
