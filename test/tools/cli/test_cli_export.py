@@ -478,10 +478,6 @@ def test_the_module_runs_as_a_program(tmp_path):
     assert done.returncode == 0, done.stderr
     assert 'next: vla_runtime info' in done.stdout
     assert read_bundle(tmp_path / 'b').spec.name == 'b'
-    done = subprocess.run([*command, '--out', str(tmp_path / 'c')], **options)
-    assert done.returncode == 2
-    assert '--rate-hz' in done.stderr
-    assert 'Traceback' not in done.stderr
 
 
 def test_another_familys_checkpoint_is_told_by_its_type(tmp_path, capsys):
