@@ -23,8 +23,6 @@ from vla_runtime.family.listing import find_family
 from vla_runtime.family.step_schedule import StepSchedule
 from vla_runtime.inference.denoise import flow_times
 
-SIZES = ('tiny', 'reduced', 'full')
-
 
 @dataclass(frozen=True)
 class ChunkInputs:

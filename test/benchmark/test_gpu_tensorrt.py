@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from int8_bundles import needs_int8
-from onnx_bundles import make_exports_once
 from paths import ROOT
 from tensorrt_machine import Machine
 from thorough import thorough_but
@@ -27,7 +26,6 @@ def machine(monkeypatch, tmp_path) -> Machine:
     """A fake GPU with TensorRT, for which a tiny policy stands in for the large one."""
     tiny = replace(sized_dims('pi05', 'tiny', 2), prompt_length=160)
     monkeypatch.setattr(gpu_tensorrt, 'dims_of', lambda size: tiny)
-    make_exports_once(monkeypatch)
     return Machine(monkeypatch, tmp_path, name='NVIDIA H200', total_bytes=8192 * MIB)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from thorough import thorough_but
 
 from vla_runtime.processing.images import to_pixels
 from vla_tabletop.sim.controller import CommandError, JointFollower
@@ -46,7 +47,7 @@ def _play(world: Tabletop, seed: int, variant: Variant) -> list[np.ndarray]:
     return [*seen, state.joint_rad, state.joint_rad_s, state.tip_m, state.block_m]
 
 
-@pytest.mark.parametrize('variant', VARIANTS)
+@pytest.mark.parametrize('variant', thorough_but(['moving'], VARIANTS))
 def test_same_seed_and_commands_give_the_same_bits(world: Tabletop, variant: Variant) -> None:
     first = _play(world, 11, variant)
     _play(world, 12, 'lighting')
@@ -55,11 +56,6 @@ def test_same_seed_and_commands_give_the_same_bits(world: Tabletop, variant: Var
         for one, other in zip(first, again, strict=True):
             np.testing.assert_array_equal(one, other)
     fresh.close()
-
-
-def test_another_seed_is_another_scene(world: Tabletop) -> None:
-    blocks = [world.reset(seed).block_m for seed in (1, 2)]
-    assert np.abs(blocks[0] - blocks[1]).max() > 0.01
 
 
 @pytest.mark.parametrize('sign', [-1, 1])
@@ -177,12 +173,14 @@ def test_rendering_leaves_out_what_makes_it_slow(world: Tabletop) -> None:
     assert not np.any(world._model.light_castshadow)
 
 
-@pytest.mark.parametrize('seed', range(20))
-def test_blocks_keep_their_distance_inside_the_workspace(seed: int) -> None:
-    scene = sample_scene(seed)
-    assert layout_is_clear(scene.block_xy_m)
-    assert np.all(scene.block_xy_m >= WORKSPACE_LOW_M)
-    assert np.all(scene.block_xy_m <= WORKSPACE_HIGH_M)
+def test_blocks_keep_their_distance_inside_the_workspace_also_where_they_are_shoved() -> None:
+    for scene in (sample_scene(seed) for seed in range(20)):
+        assert layout_is_clear(scene.block_xy_m)
+        assert np.all(scene.block_xy_m >= WORKSPACE_LOW_M)
+        assert np.all(scene.block_xy_m <= WORKSPACE_HIGH_M)
+    for scene in (sample_scene(seed, 'pushed') for seed in range(10)):
+        assert scene.shove is not None
+        assert layout_is_clear(scene.block_xy_m + scene.shove.displacement_m)
 
 
 @pytest.mark.parametrize('variant', VARIANTS)
@@ -194,13 +192,6 @@ def test_a_variant_keeps_the_layout_of_its_seed(variant: str) -> None:
     assert (other.shove is not None) == (variant == 'pushed')
     assert (other.lighting is not None) == (variant == 'lighting')
     assert bool(other.camera_offsets) == (variant == 'camera_jitter')
-
-
-@pytest.mark.parametrize('seed', range(10))
-def test_a_shove_leaves_a_clear_layout(seed: int) -> None:
-    scene = sample_scene(seed, 'pushed')
-    assert scene.shove is not None
-    assert layout_is_clear(scene.block_xy_m + scene.shove.displacement_m)
 
 
 def test_an_unknown_variant_is_refused_with_the_known_ones() -> None:

@@ -66,7 +66,7 @@ def test_the_expert_does_every_task_through_the_executor(world, expert, changes)
         assert result.starved_ticks == 0
 
 
-@pytest.mark.parametrize('delay', range(9))
+@pytest.mark.parametrize('delay', [0, 3, 8])
 def test_a_delay_is_what_the_executor_counts(world, expert, delay):
     result = run_episode(world, expert, replace(EXPERT, delay_steps=float(delay)), 7)
     assert result.delay_steps == delay
@@ -263,30 +263,16 @@ def test_an_untrained_policy_runs_to_the_time_limit(world, source):
 class TestUntrainedPolicy:
     """A real policy in the loop, though one that knows nothing."""
 
-    @pytest.mark.parametrize(
-        'changes',
-        [
+    def test_each_of_its_settings_is_another_episode(self, world, source):
+        tied = {'handover': 'rtc', 'delay_steps': 3.0}
+        ways = [
+            {},
             {'beta': 2.0},
             {'denoise_steps': 1},
-            {'handover': 'rtc', 'rtc_mode': 'guided'},
-            {'handover': 'rtc', 'rtc_mode': 'jacobian'},
-            {'handover': 'rtc', 'rtc_mode': 'hard_prefix'},
-        ],
-        ids=str,
-    )
-    def test_its_settings_reach_the_policy(self, world, source, changes):
-        base = run_episode(world, source, Condition(), 3)
-        changed = run_episode(world, source, Condition(**changes), 3)
-        assert changed.jerk != base.jerk
-
-    def test_each_way_of_tying_is_another_episode(self, world, source):
-        found = {
-            mode: run_episode(
-                world, source, Condition(handover='rtc', rtc_mode=mode, delay_steps=3.0), 3
-            ).trajectory
-            for mode in ('guided', 'jacobian', 'hard_prefix')
-        }
-        assert len(set(found.values())) == 3
+            *({**tied, 'rtc_mode': mode} for mode in ('guided', 'jacobian', 'hard_prefix')),
+        ]
+        found = {run_episode(world, source, Condition(**way), 3).trajectory for way in ways}
+        assert len(found) == len(ways)
 
     def test_a_hard_prefix_of_no_steps_is_blended(self, world, source):
         hard = Condition(handover='rtc', rtc_mode='hard_prefix', delay_steps=0.0)
