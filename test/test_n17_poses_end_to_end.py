@@ -27,7 +27,6 @@ from groot_n17_folders import (
     write_nvidia_folder,
 )
 from reference_cases import shipped
-from thorough import thorough_but
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
@@ -162,19 +161,22 @@ def state_and_observation(source: Path) -> tuple[np.ndarray, Observation]:
     return state, Observation(images, state, recorded.description['tasks'][0])
 
 
+# Each value with each other one; all together are for the thorough tests.
+PAIRS = {
+    (N16, True, True, ORDER),
+    (N16, False, False, OTHER_ORDER),
+    (N17, True, False, OTHER_ORDER),
+    (N17, False, True, ORDER),
+    (N17, True, True, OTHER_ORDER),
+}
+
+
 @pytest.mark.parametrize(
     ('kind', 'percentiles', 'relative', 'order'),
-    thorough_but(
-        # Each value with each other one.
-        [
-            (N16, True, True, ORDER),
-            (N16, False, False, OTHER_ORDER),
-            (N17, True, False, OTHER_ORDER),
-            (N17, False, True, ORDER),
-            (N17, True, True, OTHER_ORDER),
-        ],
-        product((N16, N17), (True, False), (True, False), (ORDER, OTHER_ORDER)),
-    ),
+    [
+        pytest.param(*one, marks=() if one in PAIRS else pytest.mark.thorough)
+        for one in product((N16, N17), (True, False), (True, False), (ORDER, OTHER_ORDER))
+    ],
 )
 def test_groups_of_an_end_effector_become_absolute_poses(
     tmp_path, monkeypatch, kind, percentiles, relative, order
