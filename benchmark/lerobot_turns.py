@@ -535,15 +535,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--ours', nargs='+', metavar='COLUMN', help='default: all, on a GPU but float32'
     )
-    parser.add_argument(
-        '--no-compile', action='store_true', help="leave LeRobot's torch.compile out"
-    )
-    parser.add_argument(
-        '--theirs',
-        nargs='+',
-        metavar='COLUMN',
-        help='beside `lerobot` (default: all)',
-    )
     parser.add_argument('--json', type=Path, help='instead of benchmark/results')
     # For a rehearsal of the GPU's sides without a GPU, with a tiny pi0.5.
     parser.add_argument('--sides', choices=tuple(OURS), help=argparse.SUPPRESS)
@@ -556,9 +547,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         arguments.ours = [name for name in known if not (large and 'float32' in name)]
     elif unknown := [name for name in arguments.ours if name not in known]:
         parser.error(f"--ours '{unknown[0]}' is none of {', '.join(known)} (--device)")
-    theirs = THEIRS[arguments.sides]
-    if unknown := [name for name in arguments.theirs or () if name not in theirs]:
-        parser.error(f"--theirs '{unknown[0]}' is none of {', '.join(theirs)} (--device)")
     return arguments
 
 
@@ -582,14 +570,8 @@ def take_turns(arguments: argparse.Namespace, work: Path) -> None:
     options = folder_options(arguments, work)
     make_folder(python, options)
     ours, refused = without_refused(load_ours(arguments.ours, options, sides), sides)
-    columns = {
-        name: one
-        for name, one in THEIRS[sides].items()
-        if name in ('lerobot', *(arguments.theirs or (name,)))
-        and not (arguments.no_compile and one[1])
-    }
     spec = next(iter(ours.values())).spec
-    theirs, left_out = start_lerobot(python, options, columns, look(0, spec))
+    theirs, left_out = start_lerobot(python, options, THEIRS[sides], look(0, spec))
     # The result names no folder of this machine.
     shown = {str(python): 'LEROBOT_ENV/bin/python', str(arguments.folder): 'WORK'}
     sys.argv[1:] = [shown.get(word, word) for word in sys.argv[1:]]
