@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 from parts.gpu_run import described_parser  # noqa: E402
 
 from vla_runtime.bundle.folder import read_bundle  # noqa: E402
-from vla_runtime.bundle.onnx_files import QUANTISED  # noqa: E402
+from vla_runtime.bundle.onnx_files import QUANTISED, Precision  # noqa: E402
 from vla_runtime.bundle.schema import (  # noqa: E402
     WEIGHTS_FILE,
     ActionSpec,
@@ -89,7 +89,7 @@ def write_policy(folder: Path, dims: PiDims) -> Path:
         denoise_steps=10,
         prompt=PromptFormat(template='pi05_state', cleaning='openpi', advantage='before_action'),
         normalisation=NormalisationSpec(state='quantiles_openpi', actions='quantiles_openpi'),
-        tokenizer='tokenizer.json',
+        tokenizer=TOKENIZER.name,
     )
     with new_bundle(folder) as made:
         weights = {name: value.cpu().contiguous() for name, value in network.state_dict().items()}
@@ -100,12 +100,12 @@ def write_policy(folder: Path, dims: PiDims) -> Path:
             for end, value in ENDS
         }
         write_statistics(made, statistics)
-        shutil.copyfile(TOKENIZER, made / spec.tokenizer)
+        shutil.copyfile(TOKENIZER, made / TOKENIZER.name)
         seal(made, spec)
     return folder
 
 
-def export(source: Path, target: Path, precision: str) -> Path:
+def export(source: Path, target: Path, precision: Precision) -> Path:
     """Write the bundle's ONNX files and recorded cases in this precision."""
     from vla_convert.export.onnx.bundle import export_bundle
 

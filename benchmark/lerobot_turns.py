@@ -260,10 +260,11 @@ def export_reduced(bundle: Path, target: Path, precision: Precision) -> Path:
     """Make the bundle's files in bfloat16 or int8 with their receipt, unless they are there."""
     if target.exists():
         return target
-    read, observations = read_bundle(bundle), None
-    if precision == 'int8':
-        observations = [observation(look(seed, read.spec)) for seed in _CALIBRATION]
-    return export_bundle(read, target, precision, observations=observations)
+    read = read_bundle(bundle)
+    seeds = _CALIBRATION if precision == 'int8' else ()
+    observations = [observation(look(seed, read.spec)) for seed in seeds]
+    export_bundle(read, target, precision, observations=observations)
+    return target
 
 
 def load_ours(names: Sequence[str], options: Options, sides: str) -> dict[str, Policy]:
