@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import json
@@ -22,6 +21,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from import_graph import imports
 from paths import PACKAGES, ROOT
 
 import vla_runtime
@@ -148,13 +148,8 @@ def test_every_import_is_declared() -> None:
     imported = set()
     folders = (*PACKAGES, 'launch')
     for file in (path for folder in folders for path in (ROOT / folder).rglob('*.py')):
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = set()
-            if isinstance(node, ast.Import):
-                names = {alias.name.split('.')[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-                names = {node.module.split('.')[0]}
-            imported |= names - {'metaworld'} if file.is_relative_to(apart) else names
+        names = {name.split('.')[0] for name in imports(file)}
+        imported |= names - {'metaworld'} if file.is_relative_to(apart) else names
     foreign = imported - set(sys.stdlib_module_names) - {*PACKAGES}
     # `./run metaworld` installs it, in an environment of its own.
     foreign -= {'metaworld'}
