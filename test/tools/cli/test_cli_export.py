@@ -271,13 +271,6 @@ class TestMissing:
         }
         assert 'names of the 6 measured state dimensions' in text
 
-    def test_what_was_asked_for_completes_the_bundle(self, tmp_path):
-        folder = copy_lerobot_folder(tmp_path / 'p')
-        (folder / 'tokenizer.json').rename(tmp_path / 'paligemma.json')
-        tokenizer = ['--tokenizer', str(tmp_path / 'paligemma.json')]
-        assert export(folder, tmp_path / 'b', *lerobot_arguments(), *tokenizer) == 0
-        assert read_bundle(tmp_path / 'b').spec.tokenizer == 'tokenizer.json'
-
     def test_units_still_open_are_named(self, tmp_path, capsys):
         arguments = lerobot_arguments()
         arguments[arguments.index('rad')] = 'gripper=1,elbow_flex=deg'
@@ -306,25 +299,6 @@ class TestMissing:
         spec = read_bundle(tmp_path / 'b').spec
         assert spec.state[5].unit == '1'
         assert spec.actions[5] == ActionSpec('gripper', 'rad/s', 'velocity')
-
-    def test_a_dataset_knows_names_and_rate(self, tmp_path):
-        names = [f'{name}.pos' for name in joints().split(',')]
-        info = tmp_path / 'dataset' / 'meta' / 'info.json'
-        info.parent.mkdir(parents=True)
-        features = {'action': {'names': names}, 'observation.state': {'names': {'motors': names}}}
-        info.write_text(json.dumps({'fps': 25, 'features': features}))
-        arguments = [
-            '--dataset',
-            str(tmp_path / 'dataset'),
-            '--units',
-            'rad',
-            '--vision-heads',
-            '4',
-        ]
-        assert export(lerobot_folder(), tmp_path / 'b', *arguments) == 0
-        spec = read_bundle(tmp_path / 'b').spec
-        assert spec.action_names == spec.state_names == tuple(names)
-        assert spec.step_time_s == 0.04
 
 
 class TestContradictions:
