@@ -31,52 +31,49 @@ Command = list[str]
 # for many minutes, and an engine is built.
 LIMITS_S = {
     'gpu.py': 600.0,
-    'gpu_tensorrt.py': 1200.0,
+    'gpu_tensorrt.py': 2400.0,
     'lerobot_turns.py': 2400.0,
     'realtime_vla.py': 900.0,
 }
 
 
-def commands(arguments: argparse.Namespace) -> tuple[dict[str, list[Command]], dict[str, str]]:
-    """Return the commands of each measurement, and what is left out with its reason."""
+def commands(arguments: argparse.Namespace) -> tuple[dict[str, Command], dict[str, str]]:
+    """Return the command of each measurement, and what is left out with its reason."""
     from vla_runtime.engines.preflight import missing_package
 
     out = arguments.out
-    found: dict[str, list[Command]] = {'gpu': [['gpu.py', '--json', f'{out}/gpu.json']]}
+    found: dict[str, Command] = {'gpu': ['gpu.py', '--json', f'{out}/gpu.json']}
     left_out: dict[str, str] = {}
     if missing := missing_package('tensorrt', 'cuda', 'onnxruntime', 'onnx'):
         left_out['tensorrt'] = f"needs the Python package '{missing}'"
     else:
         for precision in ('bfloat16', 'int8'):
             to_file = ['--json', f'{out}/tensorrt_{precision}.json']
-            found[f'tensorrt {precision}'] = [
-                ['gpu_tensorrt.py', f'{out}/tensorrt', '--precision', precision, *to_file]
-            ]
+            words = ['gpu_tensorrt.py', f'{out}/tensorrt', '--precision', precision, *to_file]
+            found[f'tensorrt {precision}'] = words
     if arguments.lerobot_python is None:
         left_out['lerobot'] = 'needs --lerobot-python, a Python with LeRobot'
     else:
         with_lerobot = ['--lerobot-python', str(arguments.lerobot_python)]
         to_file = ['--json', f'{out}/lerobot_pi05_gpu.json']
-        found['lerobot'] = [['lerobot_turns.py', '--device', 'cuda', *with_lerobot, *to_file]]
+        found['lerobot'] = ['lerobot_turns.py', '--device', 'cuda', *with_lerobot, *to_file]
     if arguments.realtime_vla is None:
         left_out['realtime-vla'] = 'needs --realtime-vla, a checkout of it'
     else:
         to_file = ['--json', f'{out}/realtime_vla.json']
-        found['realtime-vla'] = [['realtime_vla.py', str(arguments.realtime_vla), *to_file]]
+        found['realtime-vla'] = ['realtime_vla.py', str(arguments.realtime_vla), *to_file]
     return found, left_out
 
 
-def run(steps: Sequence[Command], most_s: float) -> str:
-    """Run one measurement's commands, `most_s` each at most; return the failed one, or ''."""
-    for step in steps:
-        print(f'\n$ python benchmark/{" ".join(step)}', flush=True)
-        limit_s = min(most_s, LIMITS_S.get(step[0], most_s))
-        code = _run_one([sys.executable, str(HERE / step[0]), *step[1:]], limit_s)
-        if code is None:
-            return f'{step[0]} was cut off after {limit_s:.0f} s'
-        if code != 0:
-            return f'{step[0]} ended with {code}'
-    return ''
+def run(command: Command, most_s: float) -> str:
+    """Run a measurement's command, `most_s` at most; return how it failed, or ''."""
+    script, *words = command
+    print(f'\n$ python benchmark/{" ".join(command)}', flush=True)
+    limit_s = min(most_s, LIMITS_S.get(script, most_s))
+    code = _run_one([sys.executable, str(HERE / script), *words], limit_s)
+    if code is None:
+        return f'{script} was cut off after {limit_s:.0f} s'
+    return f'{script} ended with {code}' if code else ''
 
 
 def _run_one(command: Sequence[str], limit_s: float) -> int | None:
@@ -102,7 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     found, left_out = commands(arguments)
     failures = {
-        name: failure for name, steps in found.items() if (failure := run(steps, arguments.most_s))
+        name: failure
+        for name, command in found.items()
+        if (failure := run(command, arguments.most_s))
     }
     print()
     for name in found:

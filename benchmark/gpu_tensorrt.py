@@ -102,6 +102,9 @@ def write_policy(folder: Path, dims: PiDims) -> Path:
         write_statistics(made, statistics)
         shutil.copyfile(TOKENIZER, made / TOKENIZER.name)
         seal(made, spec)
+    # A builder wants the memory.
+    del network
+    torch.cuda.empty_cache()
     return folder
 
 

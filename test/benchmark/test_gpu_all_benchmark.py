@@ -42,13 +42,11 @@ def test_with_everything_given_nothing_is_left_out(monkeypatch):
 
 def test_the_commands_are_those_that_the_scripts_take(monkeypatch):
     found, _ = planned(monkeypatch, *GIVEN)
-    for step in (*found['tensorrt bfloat16'], *found['tensorrt int8']):
-        assert gpu_tensorrt._arguments(step[1:]).work == Path('out/tensorrt')
-    (lerobot,), (theirs,) = found['lerobot'], found['realtime-vla']
-    assert lerobot_turns.parse_arguments(lerobot[1:]).device == 'cuda'
-    assert realtime_vla._arguments(theirs[1:]).repository == Path('rv')
-    scripts = {step[0] for steps in found.values() for step in steps}
-    assert all((ROOT / 'benchmark' / script).is_file() for script in scripts)
+    for name in ('tensorrt bfloat16', 'tensorrt int8'):
+        assert gpu_tensorrt._arguments(found[name][1:]).work == Path('out/tensorrt')
+    assert lerobot_turns.parse_arguments(found['lerobot'][1:]).device == 'cuda'
+    assert realtime_vla._arguments(found['realtime-vla'][1:]).repository == Path('rv')
+    assert all((ROOT / 'benchmark' / script).is_file() for script, *_ in found.values())
 
 
 def test_what_is_missing_is_named(monkeypatch):
@@ -61,7 +59,7 @@ def test_what_is_missing_is_named(monkeypatch):
 @pytest.mark.parametrize(('codes', 'code'), [((0, 0), 0), ((1, 0), 1)])
 def test_a_failure_does_not_stop_the_others(codes, code, tmp_path, monkeypatch, capsys):
     steps = {
-        name: [[str(script), str(number)]]
+        name: [str(script), str(number)]
         for name, number, script in zip('ab', codes, (tmp_path / 'end.py',) * 2, strict=True)
     }
     (tmp_path / 'end.py').write_text('import sys; sys.exit(int(sys.argv[1]))')
@@ -87,7 +85,7 @@ def test_what_hangs_is_cut_off_with_all_that_it_started_and_the_others_run(
         'time.sleep(600)\n'
     )
     (tmp_path / 'end.py').write_text('')
-    steps = {name: [[str(tmp_path / f'{name}.py')]] for name in ('hang', 'end')}
+    steps = {name: [str(tmp_path / f'{name}.py')] for name in ('hang', 'end')}
 
     class Begun(subprocess.Popen):
         """Its limit begins when it hangs: a busy machine takes seconds to start Python."""
@@ -121,5 +119,5 @@ def _runs(stat: Path) -> bool:
 
 def test_every_command_has_a_limit(monkeypatch):
     found, _ = planned(monkeypatch, *GIVEN)
-    assert {step[0] for steps in found.values() for step in steps} == set(gpu_all.LIMITS_S)
+    assert {script for script, *_ in found.values()} == set(gpu_all.LIMITS_S)
     assert gpu_all.LIMITS_S['gpu.py'] > gpu.BUDGET_S + gpu.LAST_S
