@@ -136,7 +136,7 @@ def test_the_declaration_is_found_without_pytorch(toy: Family) -> None:
     source = (Path(str(sys.modules['vla_runtime.families.toy.declaration'].__file__))).read_text()
     assert 'torch' not in source
     assert toy.name in family_names()
-    # `selftest` tries what this machine has, not what one project adds.
+    # `selftest` has policies of the package's own families.
     assert toy.name not in tried_families()
 
 

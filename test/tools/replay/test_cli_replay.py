@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from recorded_bag import Turn, record
+from test_batch import here
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.cli import main as program
@@ -45,8 +46,9 @@ def test_a_replay_that_compares_nothing_is_no_success(at_30_hz, bundle, capsys):
 
 
 def test_one_recording_of_several_that_compares_nothing_is_no_success(
-    at_30_hz, recording, bundle, capsys, tmp_path
+    at_30_hz, recording, bundle, capsys, monkeypatch, tmp_path
 ):
+    monkeypatch.setattr('vla_runtime.processes.workers.workers', lambda count: here())
     words = ['replay', str(at_30_hz), str(recording), '--bundle', str(bundle)]
     assert program.main([*words, '--out', str(tmp_path / 'results')]) == 2
     assert '1 of 2 recordings cannot be used' in capsys.readouterr().err
