@@ -46,7 +46,7 @@ def engines(here: Machine) -> Path:
     return folder
 
 
-def test_building_shows_the_plan_and_every_engine(machine, capsys):
+def test_building_shows_plan_and_engines_and_keeps_the_receipt_of_their_comparison(machine, capsys):
     here = machine()
     assert build(here) == 0
     out = capsys.readouterr().out
@@ -54,13 +54,8 @@ def test_building_shows_the_plan_and_every_engine(machine, capsys):
     assert out.count('to build') == 3 and out.count(' layers') == 3
     assert 'needs about' in out
     assert f'built {here.bundle / "engines" / "orin-16sm-trt11.4.0.106"}' in out
+    assert "compared with PyTorch's recorded chunks: they differ by" in out
     here.load().close()
-
-
-def test_what_was_built_is_compared_with_the_recorded_cases_and_the_receipt_kept(machine, capsys):
-    here = machine()
-    assert build(here) == 0
-    assert "compared with PyTorch's recorded chunks: they differ by" in capsys.readouterr().out
     folder = engines(here)
     receipt = json.loads((folder / 'verification.json').read_text())
     names = ('vision', 'prefix', 'expert')

@@ -72,55 +72,42 @@ def chunk_of(bundle: Path, cameras: tuple[str, ...] = ('top', 'wrist')) -> np.nd
     return chunk.normalised
 
 
-class TestCamerasOfTheDataSet:
-    """A fine-tune keeps a camera of its base model; the data set of the training has it or not."""
+TOP, WRIST, FRONT = (f'observation.images.{name}' for name in ('top', 'wrist', 'front'))
 
-    def notes(self, tmp_path, capsys, images, *options, renamed=None):
-        policy, data = copy_lerobot_folder(tmp_path / 'policy'), tmp_path / 'data' / 'meta'
-        edit_step(policy, 'rename_observations_processor', rename_map=renamed or {})
-        data.mkdir(parents=True)
-        features = {
-            key: {'dtype': dtype, 'shape': [48, 64, 3], 'names': ['height', 'width', 'channels']}
-            for key, dtype in images.items()
-        }
-        (data / 'info.json').write_text(json.dumps({'fps': 30, 'features': features}))
-        words = [*lerobot_arguments(), '--dataset', str(data.parent), '--dry-run', *options]
-        assert export(policy, tmp_path / 'bundle', *words) == 0
-        said = ''.join(capsys.readouterr())
-        return [text for text in said.splitlines() if 'data set only' in text]
 
-    @pytest.mark.parametrize('dtype', ['video', 'image'])
-    def test_one_that_it_lacks_is_named_with_what_mends_it(self, tmp_path, capsys, dtype):
-        images = {'observation.images.top': dtype, 'observation.depth': 'float32'}
-        (note,) = self.notes(tmp_path, capsys, images)
-        assert note.endswith('--cameras top,wrist=absent')
-
-    def test_one_that_is_said_to_be_absent_is_not(self, tmp_path, capsys):
-        images = {'observation.images.top': 'video'}
-        assert not self.notes(tmp_path, capsys, images, '--cameras', 'top,wrist=absent')
-
-    def test_other_cameras_alone_are_another_data_set(self, tmp_path, capsys):
-        (note,) = self.notes(tmp_path, capsys, {'observation.images.front': 'video'})
-        assert 'absent' not in note
-
-    @pytest.mark.parametrize(
-        ('images', 'renamed'),
-        [
-            (['observation.images.top', 'observation.images.wrist'], {}),
-            (
-                ['observation.images.top', 'observation.images.front'],
-                {'observation.images.front': 'observation.images.wrist'},
-            ),
-            (
-                ['observation.images.top', 'observation.images.wrist'],
-                {'observation.images.front': 'observation.images.wrist'},
-            ),
-            ([], {}),
-        ],
-    )
-    def test_cameras_that_are_all_there_need_no_note(self, tmp_path, capsys, images, renamed):
-        listed = dict.fromkeys(images, 'video')
-        assert not self.notes(tmp_path, capsys, listed, renamed=renamed)
+@pytest.mark.parametrize(
+    ('images', 'renamed', 'options', 'mended'),
+    [
+        # A fine-tune keeps a camera of its base model that its data set has not.
+        ({TOP: 'video', 'observation.depth': 'float32'}, {}, [], '--cameras top,wrist=absent'),
+        ({TOP: 'image'}, {}, [], '--cameras top,wrist=absent'),
+        ({TOP: 'video'}, {}, ['--cameras', 'top,wrist=absent'], None),
+        # Other cameras alone are another data set.
+        ({FRONT: 'video'}, {}, [], ''),
+        ({TOP: 'video', WRIST: 'video'}, {}, [], None),
+        ({TOP: 'video', FRONT: 'video'}, {FRONT: WRIST}, [], None),
+        ({TOP: 'video', WRIST: 'video'}, {FRONT: WRIST}, [], None),
+        ({}, {}, [], None),
+    ],
+)
+def test_a_camera_that_the_data_set_lacks_is_named_with_what_mends_it(
+    tmp_path, capsys, images, renamed, options, mended
+):
+    policy, data = copy_lerobot_folder(tmp_path / 'policy'), tmp_path / 'data' / 'meta'
+    edit_step(policy, 'rename_observations_processor', rename_map=renamed)
+    data.mkdir(parents=True)
+    features = {
+        key: {'dtype': dtype, 'shape': [48, 64, 3], 'names': ['height', 'width', 'channels']}
+        for key, dtype in images.items()
+    }
+    (data / 'info.json').write_text(json.dumps({'fps': 30, 'features': features}))
+    words = [*lerobot_arguments(), '--dataset', str(data.parent), '--dry-run', *options]
+    assert export(policy, tmp_path / 'bundle', *words) == 0
+    said = ''.join(capsys.readouterr())
+    notes = [text for text in said.splitlines() if 'data set only' in text]
+    assert len(notes) == (mended is not None)
+    for note in notes:
+        assert note.endswith(mended) and ('absent' in note) == bool(mended)
 
 
 class TestOpenpi:
@@ -301,6 +288,12 @@ class TestMissing:
         assert spec.actions[5] == ActionSpec('gripper', 'rad/s', 'velocity')
 
 
+def write_info(folder: Path) -> None:
+    """Write a data set's description of two actions beside a folder."""
+    info = {'fps': 25, 'features': {'action': {'names': ['a', 'b']}}}
+    folder.with_name('info.json').write_text(json.dumps(info))
+
+
 class TestContradictions:
     @pytest.mark.parametrize(
         ('arguments', 'pattern'),
@@ -357,33 +350,41 @@ class TestContradictions:
         assert "--kv-heads says 3, but the language model's attention only divides into 1" in text
         assert 'the checkpoint contradicts itself' not in text
 
-    def test_another_tokenizer_than_the_folders_is_refused(self, tmp_path, capsys):
-        other = tmp_path / 'other.json'
-        other.write_text('{}')
-        arguments = [*lerobot_arguments(), '--tokenizer', str(other)]
-        text = fails(capsys, lerobot_folder(), tmp_path / 'b', *arguments)
-        assert 'but the folder has another tokenizer.json' in text
-
-    def test_config_against_tensors_names_both(self, tmp_path, capsys):
+    @pytest.mark.parametrize(
+        ('change', 'arguments', 'told'),
+        [
+            (
+                lambda folder: edit_json(
+                    folder / 'config.json', lambda d: d.update(max_action_dim=16)
+                ),
+                [],
+                'config.json says action dimensions 16 but the tensors show 32',
+            ),
+            (
+                lambda folder: edit_json(
+                    folder / 'tokenizer.json',
+                    lambda d: d['model']['vocab'].update({f'w{n}': 400 + n for n in range(10)}),
+                ),
+                [],
+                "tokens but the policy's text table only 400",
+            ),
+            (
+                lambda folder: folder.with_name('other.json').write_text('{}'),
+                ['--tokenizer', 'other.json'],
+                'but the folder has another tokenizer.json',
+            ),
+            (write_info, ['--dataset', 'info.json'], '--rate-hz says 30.0 but --dataset says fps'),
+            (write_info, ['--dataset', 'info.json'], 'but --dataset says a, b'),
+        ],
+    )
+    def test_files_against_each_other_name_both(
+        self, tmp_path, capsys, monkeypatch, change, arguments, told
+    ):
+        monkeypatch.chdir(tmp_path)
         folder = copy_lerobot_folder(tmp_path / 'p')
-        edit_json(folder / 'config.json', lambda d: d.update(max_action_dim=16))
-        text = fails(capsys, folder, tmp_path / 'b', *lerobot_arguments())
-        assert 'config.json says action dimensions 16 but the tensors show 32' in text
-
-    def test_a_dataset_against_the_options_names_both(self, tmp_path, capsys):
-        info = tmp_path / 'info.json'
-        info.write_text(json.dumps({'fps': 25, 'features': {'action': {'names': ['a', 'b']}}}))
-        arguments = [*lerobot_arguments(), '--dataset', str(info)]
-        text = fails(capsys, lerobot_folder(), tmp_path / 'b', *arguments)
-        assert '--rate-hz says 30.0 but --dataset says fps 25.0' in text
-        assert 'but --dataset says a, b' in text
-
-    def test_a_tokenizer_of_another_policy_is_refused(self, tmp_path, capsys):
-        folder = copy_lerobot_folder(tmp_path / 'p')
-        vocabulary = {f'word{index}': 400 + index for index in range(10)}
-        edit_json(folder / 'tokenizer.json', lambda d: d['model']['vocab'].update(vocabulary))
-        text = fails(capsys, folder, tmp_path / 'b', *lerobot_arguments())
-        assert "tokens but the policy's text table only 400" in text
+        change(folder)
+        words = [*lerobot_arguments(), *arguments]
+        assert told in fails(capsys, folder, tmp_path / 'b', *words)
 
 
 class TestTarget:
