@@ -158,6 +158,27 @@ def test_every_import_is_declared() -> None:
     assert {PIP_NAMES.get(name, name) for name in foreign - ROS_PACKAGES} <= requirements_of_setup()
 
 
+def extras_of_run() -> set[str]:
+    extras = re.search(r"^EXTRAS='(.+)'$", (ROOT / 'run').read_text(), re.MULTILINE)
+    assert extras is not None
+    return set(extras[1].split(','))
+
+
+def test_remedies_install_from_the_source_folder_and_name_extras_that_there_are() -> None:
+    extras = set(metadata().get_all('Provides-Extra') or [])
+    assert extras_of_run() <= extras
+    files = [
+        *(file for package in PACKAGES for file in (ROOT / package).rglob('*.py')),
+        *(ROOT / 'docs').rglob('*.md'),
+        ROOT / 'README.md',
+    ]
+    text = '\n'.join(file.read_text() for file in files)
+    # No package index has it.
+    assert re.findall(r'pip install .*vla_runtime\[.*', text) == []
+    named = set(','.join(re.findall(r"'\.\[([\w,-]+)\]'", text)).split(','))
+    assert {'ray', 'torch'} <= named <= extras
+
+
 def test_every_requirement_is_pinned_for_both_kinds_of_ros() -> None:
     torch = re.search(r'VLA_RUNTIME_TORCH:-(\w+)==', (ROOT / 'run').read_text())
     assert torch is not None

@@ -57,6 +57,15 @@ def test_without_a_gpu_it_says_so_and_ends_with_2(name: str, tmp_path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize('typed', ['benchmark/soak.py', 'soak.py', './soak.py'])
+def test_the_command_is_that_of_the_projects_root(tmp_path, monkeypatch, typed):
+    script = ROOT / 'benchmark' / 'soak.py'
+    monkeypatch.chdir(script.parent if '/' not in typed.removeprefix('./') else script.parents[1])
+    monkeypatch.setattr(sys, 'argv', [typed, '--json', 'x.json'])
+    written = measurement.write_result('soak', {}, (), tmp_path / 'x.json')
+    assert json.loads(written.read_text())['command'] == 'python benchmark/soak.py --json x.json'
+
+
 @pytest.mark.skipif(shutil.which('git') is None, reason='git is not installed')
 def test_the_commit_is_that_of_the_checkout_and_says_whether_it_was_changed(tmp_path, monkeypatch):
     results = tmp_path / 'results'

@@ -63,6 +63,10 @@ def test_commands_of_the_pages_run_as_they_are_written(page: str) -> None:
             assert (ROOT / words[1]).is_file(), words
 
 
+def test_the_pages_have_commands_to_run() -> None:
+    assert sum(line.startswith('./run ') for page in PAGES for line in shell_lines(page)) > 20
+
+
 @pytest.mark.parametrize('page', PAGES)
 def test_parameters_in_commands_exist(page: str) -> None:
     used = re.findall(r'ros2 param (?:set|get) /(?:\w+/)*(\w+) (\w+)', text_of(page))

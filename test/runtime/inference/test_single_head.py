@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
+from vla_runtime.bundle.folder import BundleError
+from vla_runtime.bundle.writer import seal
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 
@@ -41,3 +45,8 @@ def test_noise_is_refused(policy: Policy) -> None:
     dims = policy.spec.dims
     with pytest.raises(ValueError, match='act'):
         policy.infer(observation(), noise=np.zeros((dims.horizon, dims.action_dim), np.float32))
+
+
+def test_a_bundle_that_wants_several_steps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match='denoise_steps'):
+        seal(tmp_path, replace(tiny_spec('act'), denoise_steps=3))

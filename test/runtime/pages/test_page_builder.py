@@ -108,6 +108,11 @@ def test_its_words_are_text_and_its_size_is_as_asked() -> None:
     assert 'time, s' in [text.text for text in svg.iter(f'{SVG}text')]
 
 
+def test_letters_are_as_large_as_asked() -> None:
+    small, large = (svg_plot(draw, 4.0, 2.0, font_size=size) for size in (9.0, 12.0))
+    assert '9px' in small and '12px' in large and '12px' not in small
+
+
 def test_with_a_salt_it_is_the_same_in_every_run() -> None:
     assert svg_plot(draw, 4.0, 2.0, salt='one') == svg_plot(draw, 4.0, 2.0, salt='one')
     assert svg_plot(draw, 4.0, 2.0, salt='one') != svg_plot(draw, 4.0, 2.0, salt='two')

@@ -1,6 +1,7 @@
 """The page stands on its own, whatever was or was not recorded."""
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import cv2
@@ -103,6 +104,13 @@ def test_the_page_fits_a_telephone(tmp_path):
     assert all(width > 800 for width in wide) and all(width < 360 for width in narrow)
 
 
+def test_legends_say_what_they_tell_apart(tmp_path):
+    told = telemetry()
+    told.tick_p99_ms.add(START_NS, [0.2])
+    words = texts(write(tmp_path, told, drawn=True))
+    assert {'position', 'joint', 'phase', 'lateness', 'front, ms'} <= set(words)
+
+
 def test_refused_chunks_are_explained(tmp_path):
     told = telemetry()
     assert 'refused' not in write(tmp_path, told)
@@ -170,6 +178,18 @@ def test_the_lateness_in_the_table_is_that_of_the_plot(tmp_path):
     assert 'median 1.50 ms, at most 10.25 ms' in write(tmp_path, told)
 
 
+def test_inputs_of_the_same_age_are_both_seen(tmp_path):
+    told = telemetry()
+    one = told.inferences[0]
+    told.inferences = [replace(one, ages_ms={'front': 40.0, 'wrist': 40.0, 'state': 3.0})]
+    words = texts(plots.ages(told, START_NS))
+    assert [word for word in words if word.endswith(', ms')] == [
+        'front, ms',
+        'state, ms',
+        'wrist, ms',
+    ]
+
+
 def test_each_instruction_has_its_pictures_in_a_row(tmp_path):
     told = telemetry()
     jpeg = told.thumbnails[0].jpeg
@@ -228,6 +248,26 @@ class TestCurves:
         times, values = plots.plotted_curve(self.TIMES, peak)
         assert times[np.nanargmax(values)] == self.TIMES[31_234]
         assert np.nanmax(values) == 7.0
+
+    def test_ages_of_inputs_have_gaps_where_there_was_no_inference(self):
+        told = Telemetry()
+        told.inferences = [
+            Inference(
+                START_NS + tick * SECOND_NS // 5, tick, {}, {'front': 40.0}, 1.5, 'off', 1.0, 1
+            )
+            for tick in (*range(50), *range(100, 150))
+        ]
+        assert longest_line(plots.ages(told, START_NS)) == 50
+
+    def test_one_sample_is_a_point(self):
+        times, values = plots.plotted_curve(np.array([3.0]), np.array([1.0]))
+        assert (times[0], values[0]) == (3.0, 1.0)
+
+    def test_the_control_loop_is_drawn_from_its_first_second_to_its_last(self):
+        told = Telemetry()
+        for second in range(600):
+            told.tick_p99_ms.add(START_NS + second * SECOND_NS, [second % 7 / 7])
+        assert longest_line(plots.ticks(told, START_NS)) > 50
 
 
 SVG = '{http://www.w3.org/2000/svg}'

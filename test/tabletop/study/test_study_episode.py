@@ -346,6 +346,12 @@ def test_an_absent_wrist_camera_stays_absent(world, expert):
     assert looking.seen
 
 
+def test_every_step_is_every_frame(world, expert):
+    looking = Looking(expert)
+    run_episode(world, looking, Condition(wrist_every=1, replan_interval=1), 1000)
+    assert all(np.array_equal(seen.images['wrist'], now) for _, seen, now in looking.seen)
+
+
 def test_a_camera_without_a_rate_is_an_error():
     with pytest.raises(ValueError, match='wrist_every'):
         replace(Condition(), wrist_every=0)

@@ -108,6 +108,7 @@ def test_device_memory_is_shown_where_there_is_a_device():
     }
     lines = describe(figures).splitlines()
     assert 'tensorrt on NVIDIA H200' in lines[0]
+    assert any(line.startswith("no 'least'") for line in lines)
     assert lines[-2:] == ['device memory: 3,072 MiB in use', 'note: closing the policy: so']
     figures['memory'] |= {'resident_peak': None, 'device': None, 'device_is': 'not known: why'}
     lines = describe(figures).splitlines()
