@@ -105,6 +105,10 @@ def test_the_version_of_onnx_runtime_stands_in_a_study_that_ran_on_it(record, re
     assert found['versions'] == {**record['versions'], 'onnxruntime': onnxruntime.__version__}
 
 
+def test_no_number_of_the_json_is_nan(record):
+    json.dumps(record, allow_nan=False)
+
+
 def test_csv_has_a_row_a_condition_and_family(record, tmp_path):
     _, csv_path = write_study(tmp_path, record)
     with csv_path.open(newline='') as file:
