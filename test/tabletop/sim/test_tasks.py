@@ -170,15 +170,6 @@ def test_an_instruction_is_carried_out_when_its_block_is_touched():
     assert episode.judge(state(5.6, tip_m=CENTRES[1])) is None
 
 
-def test_the_wrong_block_and_the_time_limit_end_it():
-    episode = Episode()
-    episode.give('touch the green block')
-    assert episode.judge(state(0.0, tip_m=CENTRES[0])).outcome.name == 'wrong_block'
-    episode.give('touch the green block')
-    assert episode.judge(state(10.0)) is None
-    assert episode.judge(state(16.0)).outcome.name == 'timeout'
-
-
 def test_unknown_words_are_judged_at_once():
     episode = Episode()
     episode.give('paint the table')
