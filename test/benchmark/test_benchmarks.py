@@ -50,7 +50,7 @@ def test_the_page_names_each() -> None:
 def test_without_a_gpu_it_says_so_and_ends_with_2(name: str, tmp_path) -> None:
     driver = "from vla_runtime.engines import preflight; preflight._DRIVER = 'libcuda-absent.so'"
     (tmp_path / 'pi05_infer.py').write_text('')
-    words = [] if name == 'gpu.py' else [str(tmp_path)]
+    words = {'gpu.py': [], 'gpu_tensorrt.py': ['run', str(tmp_path)]}.get(name, [str(tmp_path)])
     done = started(name, *words, before=driver)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith('error: ') and 'CUDA' in done.stderr
