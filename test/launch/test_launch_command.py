@@ -138,24 +138,17 @@ def test_profile_is_set_unless_the_user_has_one_or_another_middleware(
 @pytest.mark.graph
 @pytest.mark.parametrize(
     ('argument', 'words'),
+    # What is said of every name and value is in `test_launch_arguments`.
     [
         ('replan_intervall:=4', ("did you mean 'replan_interval'?",)),
-        ('lab:=3', ('launch argument lab is unknown',)),
-        ('max_state_age_s:=0.1', ('vla_executor', 'params_file')),
-        ('denoise_steps:=4', ('params_file', 'ros2 param set /vla_policy denoise_steps')),
-        ('seed:=4', ('vla_policy and tabletop',)),
         ('record_images:=all', ('give record:=true too',)),
         ('dry_run:=maybe', ('dry_run:=maybe: expected true or false',)),
     ],
 )
-@pytest.mark.parametrize('file', ['vla.launch.py', 'demo.launch.py'])
 def test_an_argument_that_would_do_nothing_ends_the_launch_before_anything_starts(
-    file: str, argument: str, words: tuple[str, ...]
+    argument: str, words: tuple[str, ...]
 ) -> None:
-    arguments = ['bundle:=.', argument]
-    if file == 'vla.launch.py':
-        arguments.append('robot:=tabletop')
-    with launched(file, *arguments) as process:
+    with launched('vla.launch.py', 'bundle:=.', 'robot:=tabletop', argument) as process:
         output, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert all(word in output for word in words), output
@@ -357,31 +350,18 @@ def test_the_parameter_file_wins_over_defaults_and_an_argument_over_the_file(
 
 @pytest.mark.graph
 @pytest.mark.parametrize('launch_file', ['vla.launch.py', 'demo.launch.py'])
-@pytest.mark.parametrize(
-    ('text', 'words'),
-    [
-        (None, 'mine.yaml: No such file or directory'),
-        ('/**/vla_executor: {ros__parameters: {clamp_lach: 3}}', "did you mean 'clamp_latch'?"),
-        ('/**: {ros__parameters: {replan_intervall: 3}}', "did you mean 'replan_interval'?"),
-        ('/**/executor_node: {ros__parameters: {delay_window: 3}}', "write '/**/vla_executor'"),
-        ('/**/vla_executor: {ros__parameters: {replan_interval: four}}', 'of type integer'),
-        ('/**/vla_executor: {ros__parameters: {replan_interval: 0}}', 'it must be 1 to'),
-        ('/**/vla_policy: {ros__parameters: {bundle: x}}', 'give the launch argument bundle:='),
-    ],
-)
 def test_a_parameter_file_that_would_do_nothing_is_an_error_before_anything_starts(
-    tmp_path: Path, launch_file: str, text: str | None, words: str
+    tmp_path: Path, launch_file: str
 ) -> None:
     file = tmp_path / 'mine.yaml'
-    if text is not None:
-        file.write_text(text, encoding='utf-8')
+    file.write_text('/**: {ros__parameters: {replan_intervall: 3}}', encoding='utf-8')
     arguments = ['bundle:=.', f'params_file:={file}']
     if launch_file == 'vla.launch.py':
         arguments.append('robot:=tabletop')
     with launched(launch_file, *arguments) as process:
         output, _ = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert words in output
+    assert "did you mean 'replan_interval'?" in output
     assert 'process started' not in output
 
 
@@ -411,16 +391,6 @@ def test_a_bundle_that_is_not_there_ends_the_launch_and_says_so(
     assert 'could not start; its own error is above' in output
     assert str(missing) in output
     assert 'Destroyable' not in output and 'Abandoning' not in output
-
-
-@pytest.mark.graph
-def test_a_value_that_does_not_fit_ends_the_launch_and_says_so() -> None:
-    arguments = ('bundle:=.', 'robot:=tabletop', 'autostart:=false', 'replan_interval:=0')
-    with launched('vla.launch.py', *arguments) as process:
-        output, _ = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert 'vla_executor could not start; its own error is above' in output
-    assert 'parameter replan_interval' in output
 
 
 @pytest.mark.graph

@@ -7,18 +7,14 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from executor_bench import HOME
+from executor_bench import HOME, chunk_message
 from graph import RELIABLE, Graph
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.messages.trajectories import (
-    chunk_to_message,
-    message_to_plan,
-    ns_to_stamp,
-)
-from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_runtime.messages.trajectories import message_to_plan, ns_to_stamp
+from vla_runtime.types import ChunkHeader
 from vla_tabletop.sim.world import JOINT_NAMES
 
 # What the demo's policy has.
@@ -188,18 +184,7 @@ class LatchedArm:
             at = at + np.clip(_GOAL - at, -_SPEED * STEP_TIME_S, _SPEED * STEP_TIME_S)
             rows.append(at)
         self._number += 1
-        chunk = ActionChunk(
-            actions=np.array(rows),
-            names=JOINT_NAMES,
-            kinds=('position',) * len(JOINT_NAMES),
-            step_time_s=STEP_TIME_S,
-            normalised=np.zeros((HORIZON, 0), dtype=np.float32),
+        header = ChunkHeader(
+            self._now_ns(), plan.episode, self._number, tied=False, request=plan.request
         )
-        self._chunks.publish(
-            chunk_to_message(
-                chunk,
-                ChunkHeader(
-                    self._now_ns(), plan.episode, self._number, tied=False, request=plan.request
-                ),
-            )
-        )
+        self._chunks.publish(chunk_message(np.array(rows), header))

@@ -180,17 +180,6 @@ def test_guidance_and_denoise_steps_change_and_are_in_the_next_report(job):
     assert job.graph.set_parameter(POLICY, 'cfg_enabled', False).successful
 
 
-@pytest.mark.parametrize(
-    ('node', 'name', 'value'),
-    [(POLICY, 'cfg_beta', 0.5), (POLICY, 'denoise_steps', 101), (EXECUTOR, 'replan_interval', 17)],
-)
-def test_values_out_of_range_are_refused_and_the_robot_goes_on(job, node, name, value):
-    result = job.graph.set_parameter(node, name, value)
-    assert not result.successful
-    assert name in result.reason
-    job.wait_for_more(job.chunks, 1, 'chunks')
-
-
 def test_a_killed_executor_leaves_the_policy_unharmed_and_a_new_one_goes_on(job):
     job.executor.stop(signal.SIGKILL)
     assert job.policy.running

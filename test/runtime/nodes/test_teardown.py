@@ -169,8 +169,10 @@ def test_what_python_does_at_its_end_does_not_make_a_clean_end_a_failure() -> No
     assert (code, out) == (0, 'holding\n')
 
 
-@pytest.mark.parametrize('name', ['policy_node', 'executor_node', 'tabletop_node'])
-@pytest.mark.parametrize('how', ['executable', 'module'])
+@pytest.mark.parametrize(
+    ('name', 'how'),
+    [('policy_node', 'executable'), ('executor_node', 'executable'), ('tabletop_node', 'module')],
+)
 def test_ctrl_c_while_it_imports_ends_it_without_a_traceback(name: str, how: str) -> None:
     # Whoever imports rclpy is told, and waits: the signal comes in the middle of it.
     watch = (

@@ -19,7 +19,7 @@ from vla_tools.replay.recorded import read_run
 from vla_tools.replay.rerun import Replay, ReplayedInference
 from vla_tools.replay.setup import Changes
 
-pytestmark = pytest.mark.graph
+pytestmark = [pytest.mark.graph, pytest.mark.thorough]
 
 
 def test_its_packed_chunks_replay_bit_for_bit(tmp_path: Path) -> None:
