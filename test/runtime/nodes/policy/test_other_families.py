@@ -9,7 +9,6 @@ import pytest
 from graph import graph
 from test_onnx_backend import TASK, begin, infer
 from test_policy_node import Executor, start
-from thorough import thorough_but
 from tiny_policy import history_spec, tiny_spec, write_tiny_policy
 from tiny_robot import write_robot
 
@@ -26,7 +25,8 @@ FAMILIES = (
 )
 
 
-@pytest.mark.parametrize('family', thorough_but(['diffusion'], FAMILIES))
+@pytest.mark.thorough
+@pytest.mark.parametrize('family', FAMILIES)
 def test_its_chunks_are_the_policys(family, tmp_path):
     spec = tiny_spec(family)
     if spec.images.padding == 'none':

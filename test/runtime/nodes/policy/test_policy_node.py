@@ -335,6 +335,14 @@ def test_drivers_have_a_second_after_activation_before_they_are_missed(executor)
     assert missed[0].level == DiagnosticStatus.ERROR
 
 
+def test_a_driver_that_has_ended_is_not_looked_for_in_the_robot_file(executor):
+    """The last test that needs it."""
+    executor.wait_for_status('camera top', ' Hz', 'frames')
+    executor.drivers.end_top()
+    status = executor.wait_for_status('camera top', 'driver has ended', 'its end')
+    assert '/top/image' in status.message and 'robot file' not in status.message
+
+
 def test_configure_that_fails_says_why_and_can_be_tried_again(bundle, tmp_path):
     text = ROBOT.replace('name: wrist, topic: wrist/image', 'name: side, topic: side/image')
     file = write_robot(tmp_path / 'one_camera.yaml', text)
