@@ -11,6 +11,7 @@ import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray
 from graph import RELIABLE, SENSOR, Graph, Process
 from paths import ROOT
+from rclpy.qos import QoSProfile
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 from std_srvs.srv import Trigger
@@ -62,6 +63,9 @@ class Arm:
         plans: requests of the executor.
     """
 
+    # Of the joint states.
+    QOS: QoSProfile | int = SENSOR
+
     def __init__(self, graph: Graph, namespace: str = '') -> None:
         self._graph = graph
         self.heal()
@@ -69,18 +73,14 @@ class Arm:
         self.commands: list[JointTrajectory] = []
         self.plans: list[JointTrajectory] = []
         node = graph.node
-        self._states = node.create_publisher(JointState, f'{namespace}/joint_states', SENSOR)
+        self._states = node.create_publisher(JointState, f'{namespace}/joint_states', self.QOS)
         self._chunks = node.create_publisher(JointTrajectory, f'{namespace}/action_chunk', RELIABLE)
         self._subscriptions = [
-            node.create_subscription(
-                JointTrajectory,
-                f'{namespace}/arm_controller/joint_trajectory',
-                self._on_arm,
-                RELIABLE,
-            ),
-            node.create_subscription(
-                JointTrajectory, f'{namespace}/committed_plan', self.plans.append, RELIABLE
-            ),
+            node.create_subscription(JointTrajectory, f'{namespace}/{topic}', call, RELIABLE)
+            for topic, call in (
+                ('arm_controller/joint_trajectory', self._on_arm),
+                ('committed_plan', self._on_request),
+            )
         ]
         self._gripper_topic = f'{namespace}/gripper_controller/commands'
         self.plug_gripper_in()
@@ -163,6 +163,9 @@ class Arm:
             message = JointState(name=self.names, position=self.positions.tolist())
             message.header.stamp = ns_to_stamp(self.state_ns())
             self._states.publish(message)
+
+    def _on_request(self, message: JointTrajectory) -> None:
+        self.plans.append(message)
 
     def _on_arm(self, message: JointTrajectory) -> None:
         self.commands.append(message)
