@@ -25,6 +25,7 @@ from graph import LATCHED, SENSOR, Graph, graph
 from pages import text_of
 from paths import ROOT
 from rcl_interfaces.srv import GetParameters
+from rclpy.parameter import parameter_value_to_python
 from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 
@@ -180,20 +181,6 @@ def test_arguments_of_a_persons_own_launch_file_are_let_be(
         launch_file.start(context)
 
 
-@pytest.mark.graph
-def test_a_dry_run_and_the_recorded_images_are_arguments(peer: Graph, tmp_path: Path) -> None:
-    pytest.importorskip('rosbags', reason='recording needs the Python package rosbags')
-    arguments = ('dry_run:=true', 'record_images:=reduced', f'record:={tmp_path / "bag"}')
-    with launched('demo.launch.py', *arguments, 'autostart:=false'):
-        for node, name, value in (
-            ('vla_executor', 'dry_run', True),
-            ('vla_recorder', 'record_images', 'reduced'),
-        ):
-            request = GetParameters.Request(names=[name])
-            answer = peer.call(GetParameters, f'/{node}/get_parameters', request).values[0]
-            assert (answer.bool_value or answer.string_value) == value
-
-
 @pytest.mark.parametrize(
     ('section', 'words'),
     [
@@ -272,10 +259,33 @@ def test_without_autostart_nodes_wait_unconfigured(peer: Graph) -> None:
 
 @pytest.mark.graph
 @needs_demo
-def test_the_instruction_is_an_argument_and_reaches_the_simulated_robot(peer: Graph) -> None:
+def test_arguments_and_the_parameter_file_are_in_force_in_every_node(
+    peer: Graph, tmp_path: Path
+) -> None:
+    """The file wins over defaults, and an argument over the file."""
+    pytest.importorskip('rosbags', reason='recording needs the Python package rosbags')
+    file = tmp_path / 'mine.yaml'
+    file.write_text(
+        '/**/vla_executor: {ros__parameters: {autostart: false, replan_interval: 3}}\n'
+        '/**/vla_policy: {ros__parameters: {autostart: false, backend: torch}}\n'
+        '/**/tabletop: {ros__parameters: {seed: 5}}\n',
+        encoding='utf-8',
+    )
     task = 'touch the red block'
     diagnostics = peer.collect(DiagnosticArray, '/diagnostics')
-    with launched('demo.launch.py', f'instruction:={task}', 'autostart:=false'):
+    arguments = [f'params_file:={file}', 'replan_interval:=5', 'device:=cuda:7', 'dry_run:=true']
+    arguments += [f'record:={tmp_path / "bag"}', 'record_images:=reduced', f'instruction:={task}']
+    with launched('demo.launch.py', *arguments):
+        for node, expected in {
+            'vla_executor': {'autostart': False, 'replan_interval': 5, 'dry_run': True},
+            'vla_policy': {'backend': 'torch', 'device': 'cuda:7'},
+            'vla_recorder': {'record_images': 'reduced'},
+            'tabletop': {'seed': 5},
+        }.items():
+            request = GetParameters.Request(names=list(expected))
+            answer = peer.call(GetParameters, f'/{node}/get_parameters', request)
+            found = [parameter_value_to_python(value) for value in answer.values]
+            assert found == list(expected.values())
         peer.wait_for(lambda: judged_by(diagnostics) == task, 'the simulated robot to have it')
 
 
@@ -313,39 +323,6 @@ def test_the_pages_way_to_instruct_reaches_every_listener(peer: Graph) -> None:
         subprocess.run([sys.executable, '-c', ros2, *shlex.split(line)[1:]], check=True, timeout=60)
         peer.wait_for(lambda: heard and told, 'the instruction', timeout_s=30.0)
     assert told[-1].data == heard[-1].data == 'pick up the cup'
-
-
-@pytest.mark.graph
-@needs_demo
-def test_the_parameter_file_is_the_simulated_robots_too(peer: Graph, tmp_path: Path) -> None:
-    file = tmp_path / 'mine.yaml'
-    file.write_text('/**/tabletop:\n  ros__parameters: {seed: 5}\n', encoding='utf-8')
-    with launched('demo.launch.py', f'params_file:={file}', 'autostart:=false'):
-        request = GetParameters.Request(names=['seed'])
-        answer = peer.call(GetParameters, '/tabletop/get_parameters', request)
-        assert answer.values[0].integer_value == 5
-
-
-@pytest.mark.graph
-@needs_demo
-def test_the_parameter_file_wins_over_defaults_and_an_argument_over_the_file(
-    peer: Graph, tmp_path: Path
-) -> None:
-    file = tmp_path / 'mine.yaml'
-    file.write_text(
-        '/**/vla_executor: {ros__parameters: {autostart: false, replan_interval: 3}}\n'
-        '/**/vla_policy: {ros__parameters: {autostart: false, backend: torch}}\n',
-        encoding='utf-8',
-    )
-    with launched('demo.launch.py', f'params_file:={file}', 'replan_interval:=5', 'device:=cuda:7'):
-        request = GetParameters.Request(names=['autostart', 'replan_interval'])
-        autostart, interval = peer.call(
-            GetParameters, '/vla_executor/get_parameters', request
-        ).values
-        assert (autostart.bool_value, interval.integer_value) == (False, 5)
-        request = GetParameters.Request(names=['backend', 'device'])
-        backend, device = peer.call(GetParameters, '/vla_policy/get_parameters', request).values
-        assert (backend.string_value, device.string_value) == ('torch', 'cuda:7')
 
 
 @pytest.mark.graph

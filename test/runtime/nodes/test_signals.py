@@ -51,22 +51,14 @@ SEQUENCES: dict[str, tuple[Any, ...]] = {
     'twice, 0.3 s apart': (INT, 0.3, INT),
     'SIGINT, then SIGTERM': (INT, 0.1, TERM),
 }
-# Turns of `./run test --all`, each sequence once, and of the slow tests.
-EACH_ONCE, TURNS = len(SEQUENCES), 20
+# Turns of `./run test`, of `--all`, each sequence once, and of the slow tests.
+BY_DEFAULT, EACH_ONCE, TURNS = 2, len(SEQUENCES), 20
 
 
-def marks_of(turn: int, by_default: int) -> list[pytest.MarkDecorator]:
-    if turn < by_default:
+def marks_of(turn: int) -> list[pytest.MarkDecorator]:
+    if turn < BY_DEFAULT:
         return []
     return [pytest.mark.thorough if turn < EACH_ONCE else pytest.mark.slow]
-
-
-def in_turn(by_default: int) -> pytest.MarkDecorator:
-    turns = enumerate(itertools.islice(itertools.cycle(SEQUENCES), TURNS))
-    return pytest.mark.parametrize(
-        'sequence',
-        [pytest.param(n, marks=marks_of(turn, by_default), id=f'{turn}-{n}') for turn, n in turns],
-    )
 
 
 class Group:
@@ -167,7 +159,13 @@ def moves(rows: list[list[float]]) -> bool:
     return len(rows) > 20 and bool((np.abs(np.diff(rows[-10:], axis=0)).max(axis=1) > 0).all())
 
 
-@in_turn(by_default=2)
+@pytest.mark.parametrize(
+    'sequence',
+    [
+        pytest.param(name, marks=marks_of(turn), id=f'{turn}-{name}')
+        for turn, name in enumerate(itertools.islice(itertools.cycle(SEQUENCES), TURNS))
+    ],
+)
 def test_all_three_nodes_end_cleanly_with_a_hold(bundle: Path, group: Group, sequence: str) -> None:
     with graph() as made:
         arm = made.collect(JointTrajectory, 'arm_controller/joint_trajectory')
@@ -192,22 +190,6 @@ def test_all_three_nodes_end_cleanly_with_a_hold(bundle: Path, group: Group, seq
 
 
 # ---------------------------------------------------------------- velocity and position outputs
-
-
-@in_turn(by_default=0)
-def test_velocity_outputs_end_with_zero(tmp_path: Path, group: Group, sequence: str) -> None:
-    robot = write_velocity_robot(tmp_path / 'rates.yaml')
-    bundle = write_tabletop_policy(tmp_path / 'rates', velocities=True)
-    with graph() as made:
-        rates = VelocityRobot(made)
-        group.start('executor_node', *files(bundle, str(robot)), *PATIENT)
-        activate(made, '/vla_executor')
-        start_motion(made)
-        made.wait_for(lambda: moves(list(rates.arm)), 'motion')
-        group.go_through(SEQUENCES[sequence])
-        group.require_clean_ends()
-        made.wait_for(lambda: not any(rates.arm[-1]), 'zero velocity', timeout_s=10.0)
-        made.wait_for(lambda: not any(rates.gripper[-1]), 'zero velocity', timeout_s=10.0)
 
 
 def test_in_a_simulated_world_a_signal_brakes_velocities_within_their_limits(

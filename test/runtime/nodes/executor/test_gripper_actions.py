@@ -16,6 +16,7 @@ from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.task import Future
 from sensor_msgs.msg import JointState
 from tabletop_policy import HORIZON
+from thorough import thorough_but
 
 from vla_runtime.messages.diagnostics import Level
 
@@ -165,7 +166,7 @@ KINDS = {
 
 
 @needs_control_msgs
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', thorough_but(['parallel_gripper_command'], KINDS))
 def test_a_gripper_behind_an_action_from_start_to_deactivation(bundle, tmp_path, kind):
     command, to_joint = KINDS[kind]
     to_command = (lambda position: position) if not command else (lambda p: 40.0 - 50.0 * p)

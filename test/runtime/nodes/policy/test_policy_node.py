@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from functools import partial
+from pathlib import Path
 from time import monotonic
 
 import numpy as np
@@ -353,6 +354,19 @@ def test_configure_that_fails_says_why_and_can_be_tried_again(bundle, tmp_path):
         made.wait_for(lambda: "no camera 'wrist' in cameras" in process.text(), 'the reason')
         write_robot(file)
         assert made.transition(f'{ALONE}{NODE}', 'configure')
+
+
+def test_configure_is_refused_before_pytorch_is_imported(bundle, robot, monkeypatch):
+    """All that is refused is in `test_preflight`."""
+    # No GPU, should this machine have one.
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
+    with graph() as made:
+        process = start(made, bundle, robot, *IN_ALONE, '-p', 'device:=cuda')
+        assert not made.transition(f'{ALONE}{NODE}', 'configure')
+        told = "device 'cuda': no CUDA device answers here"
+        made.wait_for(lambda: told in process.text(), 'what is wrong')
+        assert made.state(f'{ALONE}{NODE}') == 'unconfigured' and process.running
+        assert 'libtorch' not in Path(f'/proc/{process.pid}/maps').read_text()
 
 
 def test_parameter_that_does_not_fit_at_start_is_named(bundle, robot):
