@@ -60,6 +60,7 @@ class Scene:
         status: newest values of the executor's status.
         were_open: numbers of open requests by its status.
         most: requests that the policy takes.
+        robot: the robot file of both nodes.
     """
 
     most = 1
@@ -85,11 +86,11 @@ class Scene:
         ):
             made.node.create_subscription(message_type, topic, call, RELIABLE)
         self.timer = made.node.create_timer(0.05, self._show)
-        robot = bundle.parent / 'patient.yaml'
-        robot.write_text(PATIENT_ROBOT, encoding='utf-8')
+        self.robot = bundle.parent / 'patient.yaml'
+        self.robot.write_text(PATIENT_ROBOT, encoding='utf-8')
         self._files = (
             *('-p', f'bundle:={bundle}'),
-            *('-p', f'robot:={robot}'),
+            *('-p', f'robot:={self.robot}'),
         )
         self.start_policy()
         # Time-outs and ages that a busy machine does not reach.
@@ -269,42 +270,40 @@ def test_no_answer_to_the_instruction_before_follows_a_change(scene: Scene) -> N
 
 
 @pytest.mark.thorough
-def test_its_packed_chunks_replay_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize('scene', ['packed'], indirect=True)
+def test_its_packed_chunks_replay_bit_for_bit(scene: Scene, tmp_path: Path) -> None:
     """Each alone now: packed with whatever was open, a request wrote what it writes alone."""
-    bundle = write_token_policy(tmp_path / 'tabletop', 0.05)
-    with graph() as made:
-        said: dict[str, Any] = {}
+    made, said = scene.graph, dict[str, str]()
 
-        def on_diagnostics(message: DiagnosticArray) -> None:
-            for status in message.status:
-                if status.name == '/vla_recorder: recording':
-                    said.update(values_of(status))
+    def on_diagnostics(message: DiagnosticArray) -> None:
+        for status in message.status:
+            if status.name == '/vla_recorder: recording':
+                said.update(values_of(status))
 
-        made.node.create_subscription(DiagnosticArray, '/diagnostics', on_diagnostics, RELIABLE)
-        robot = tmp_path / 'patient.yaml'
-        scene = Scene(made, bundle, 'pipeline:=packed')
-        recorder = made.start(
-            'vla_runtime.nodes.recorder.node',
-            *('--ros-args', '-p', f'robot:={robot}', '-p', f'folder:={tmp_path / "bag"}'),
-        )
-        made.wait_for(lambda: said.get('policy_found') == 'true', 'the policy to be found')
+    made.node.create_subscription(DiagnosticArray, '/diagnostics', on_diagnostics, RELIABLE)
+    assert made.set_parameter(POLICY, 'instruction', FIRST).successful
+    scene.wait_for_chunks(2, 'chunks of the instruction')
+    recorder = made.start(
+        'vla_runtime.nodes.recorder.node',
+        *('--ros-args', '-p', f'robot:={scene.robot}', '-p', f'folder:={tmp_path / "bag"}'),
+    )
+    made.wait_for(lambda: said.get('policy_found') == 'true', 'the policy to be found')
 
-        def whole() -> int:
-            """Frames of chunks that have all: one that is missing spoils another that came."""
-            return int(said['frames_used']) - int(said['frames_missing'])
+    def whole() -> int:
+        """Frames of chunks that have all: one that is missing spoils another that came."""
+        return int(said['frames_used']) - int(said['frames_missing'])
 
-        def wait_for_recorded(more: int) -> None:
-            # Chunks alone do not replay, nor do those of which a best-effort frame was lost.
-            wanted = max(whole(), 0) + more * len(CAMERAS)
-            made.wait_for(lambda: whole() >= wanted, f'{more} chunks with all their frames')
+    def wait_for_recorded(more: int) -> None:
+        # Chunks alone do not replay, nor do those of which a best-effort frame was lost.
+        wanted = max(whole(), 0) + more * len(CAMERAS)
+        made.wait_for(lambda: whole() >= wanted, f'{more} chunks with all their frames')
 
-        wait_for_recorded(4)
-        scene.instruct(SECOND)
-        wait_for_recorded(4)
-        assert made.call(Trigger, f'{POLICY}/reset', Trigger.Request()).success
-        wait_for_recorded(4)
-        assert recorder.stop(signal.SIGINT) == 0
-        scene.close()
+    wait_for_recorded(4)
+    scene.instruct(SECOND)
+    wait_for_recorded(4)
+    assert made.call(Trigger, f'{POLICY}/reset', Trigger.Request()).success
+    wait_for_recorded(4)
+    assert recorder.stop(signal.SIGINT) == 0
     run = read_run(BagReader(tmp_path / 'bag'))
     replayed = list(complete(Replay(run, Changes()).inferences()))
     assert len(replayed) >= 12
