@@ -11,8 +11,6 @@ from diagnostic_msgs.msg import DiagnosticArray
 from executor_bench import Bench, start
 from graph import graph
 from thorough import thorough_but
-from tiny_policy import tiny_spec, write_tiny_policy
-from tiny_robot import write_robot
 
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.nodes.parameter_table import COULD_NOT_START
@@ -98,28 +96,3 @@ def test_of_two_that_come_up_at_once_one_gives_way(bundle: Path) -> None:
             lambda: states() in (['active', 'unconfigured'], ['active', 'ended']),
             'one that is active',
         )
-
-
-def test_a_second_policy_node_refuses_and_names_the_first(tmp_path: Path) -> None:
-    bundle = write_tiny_policy(tmp_path / 'bundle', tiny_spec())
-    given = {'bundle': bundle, 'robot': write_robot(tmp_path / 'robot.yaml')}
-    options = [word for name, value in given.items() for word in ('-p', f'{name}:={value}')]
-    with graph() as made:
-
-        def policy(*arguments: str):
-            return made.start(
-                'vla_runtime.nodes.policy.node',
-                '--ros-args',
-                '-r',
-                '__ns:=/pair',
-                *options,
-                *arguments,
-            )
-
-        first = policy()
-        assert made.transition('/pair/vla_policy', 'configure')
-        assert made.transition('/pair/vla_policy', 'activate')
-        second = policy('-r', '__node:=another', *AUTOSTART)
-        assert second.wait() == COULD_NOT_START
-        assert f'/pair/vla_policy (process {first.pid} on ' in second.text()
-        assert made.state('/pair/vla_policy') == 'active'

@@ -125,8 +125,10 @@ class Executor:
 def running(bundle, robot):
     """One node, and its far side, for all tests that only need it active."""
     with graph() as made:
-        start(made, bundle, robot)
-        yield Executor(made)
+        process = start(made, bundle, robot)
+        running = Executor(made)
+        running.process = process
+        yield running
 
 
 @pytest.fixture
@@ -336,24 +338,42 @@ def test_drivers_have_a_second_after_activation_before_they_are_missed(executor)
     assert missed[0].level == DiagnosticStatus.ERROR
 
 
+def test_one_in_a_namespace_is_configured_in_the_end_hears_nobody_else_and_ends_cleanly(
+    executor, bundle, tmp_path
+):
+    made = executor.graph
+    text = ROBOT.replace('name: wrist, topic: wrist/image', 'name: side, topic: side/image')
+    file = write_robot(tmp_path / 'one_camera.yaml', text)
+    process, other = start(made, bundle, file, *IN_ALONE), Executor(made, ALONE)
+    assert not made.transition(other.node, 'configure')
+    assert made.state(other.node) == 'unconfigured'
+    made.wait_for(lambda: "no camera 'wrist' in cameras" in process.text(), 'the reason')
+    write_robot(file)
+    other.prepare()
+    for _ in range(2):
+        executor.chunk(episode=1)
+    (_, header), _ = other.chunk(episode=2)
+    # Had it answered the first one's requests, this would not be its first chunk.
+    assert (header.episode, header.number, len(other.chunks)) == (2, 0, 1)
+    assert [message_to_chunk(chunk)[1].episode for chunk in executor.chunks] == [1, 1]
+    assert process.stop(signal.SIGTERM) == 0
+    assert 'Traceback' not in process.text()
+
+
+def test_a_second_one_refuses_and_names_the_first(executor, bundle, robot):
+    autostart = ('-p', 'autostart:=true')
+    second = start(executor.graph, bundle, robot, '-r', '__node:=another', *autostart)
+    assert second.wait() == COULD_NOT_START
+    assert f'{NODE} (process {executor.process.pid} on ' in second.text()
+    assert executor.graph.state(NODE) == 'active'
+
+
 def test_a_driver_that_has_ended_is_not_looked_for_in_the_robot_file(executor):
     """The last test that needs it."""
     executor.wait_for_status('camera top', ' Hz', 'frames')
     executor.drivers.end_top()
     status = executor.wait_for_status('camera top', 'driver has ended', 'its end')
     assert '/top/image' in status.message and 'robot file' not in status.message
-
-
-def test_configure_that_fails_says_why_and_can_be_tried_again(bundle, tmp_path):
-    text = ROBOT.replace('name: wrist, topic: wrist/image', 'name: side, topic: side/image')
-    file = write_robot(tmp_path / 'one_camera.yaml', text)
-    with graph() as made:
-        process = start(made, bundle, file, *IN_ALONE)
-        assert not made.transition(f'{ALONE}{NODE}', 'configure')
-        assert made.state(f'{ALONE}{NODE}') == 'unconfigured'
-        made.wait_for(lambda: "no camera 'wrist' in cameras" in process.text(), 'the reason')
-        write_robot(file)
-        assert made.transition(f'{ALONE}{NODE}', 'configure')
 
 
 def test_configure_is_refused_before_pytorch_is_imported(bundle, robot, monkeypatch):
@@ -376,24 +396,6 @@ def test_parameter_that_does_not_fit_at_start_is_named(bundle, robot):
         assert process.stop() == COULD_NOT_START
         assert 'parameter cfg_beta: expected double (write 2.0, not 2)' in process.text()
         assert 'Traceback' not in process.text()
-
-
-def test_two_in_namespaces_do_not_hear_each_other_and_end_cleanly_when_signalled(bundle, robot):
-    with graph() as made:
-        names = ('/left', '/right')
-        processes = [start(made, bundle, robot, '-r', f'__ns:={n}', name=n) for n in names]
-        left, right = (Executor(made, name) for name in names)
-        left.prepare()
-        right.prepare()
-        left.chunk(episode=1)
-        left.chunk(episode=1)
-        (_, header), _ = right.chunk(episode=2)
-        # Had it answered the left one's requests, this would not be its first chunk.
-        assert (header.episode, header.number, len(right.chunks)) == (2, 0, 1)
-        assert [message_to_chunk(chunk)[1].episode for chunk in left.chunks] == [1, 1]
-        for process, number in zip(processes, (signal.SIGINT, signal.SIGTERM), strict=True):
-            assert process.stop(number) == 0
-            assert 'Traceback' not in process.text()
 
 
 def test_paused_clock_stops_inference(bundle, robot):
