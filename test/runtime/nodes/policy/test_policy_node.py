@@ -34,7 +34,7 @@ MAX_AGE_S = 1.0
 ALONE = '/alone'
 IN_ALONE = ('-r', f'__ns:={ALONE}')
 # Of the parameters that tests change.
-DEFAULTS = {'real_time_chunking': False, 'max_guidance_weight': 10.0}
+DEFAULTS = {'real_time_chunking': False, 'max_guidance_weight': 10.0, 'sync_tolerance_s': 0.05}
 
 
 @pytest.fixture(scope='module')
@@ -247,6 +247,13 @@ def test_fault_stops_inference_and_is_named_until_it_is_mended(executor, fault):
     )
     # Nothing was inferred from what came before the fault was mended.
     assert stamp_to_ns(executor.chunks[count].header.stamp) >= mended_ns
+
+
+def test_limits_of_the_synchroniser_are_live(executor):
+    assert executor.graph.set_parameter(executor.node, 'sync_tolerance_s', 0.0).successful
+    executor.drivers.request()
+    executor.wait_for_status('observation', 'no frames within sync_tolerance_s', 'a status of it')
+    assert not executor.chunks
 
 
 def test_plan_of_another_robot_is_refused_by_name(executor):
