@@ -36,9 +36,8 @@ from launch import LaunchContext
 from launch.actions import DeclareLaunchArgument
 from launch.launch_description_sources import get_launch_description_from_python_launch_file
 from launch_robot import FollowingRobot, write_files
-from launch_tools import start_motion, wait_active
+from launch_tools import newest_values, start_motion, wait_active
 
-from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.nodes.middleware import PROFILE_VARIABLES
 from vla_runtime.nodes.parameter_table import ParameterError
 
@@ -291,9 +290,7 @@ def test_arguments_and_the_parameter_file_are_in_force_in_every_node(
 
 def judged_by(diagnostics: list[DiagnosticArray]) -> str:
     """The instruction that the tabletop judges by, in its newest status."""
-    statuses = (status for message in reversed(diagnostics) for status in message.status)
-    newest = next((s for s in statuses if s.name == '/tabletop: instructions'), None)
-    return '' if newest is None else values_of(newest)['current']
+    return newest_values(diagnostics, '/tabletop: instructions').get('current', '')
 
 
 @pytest.mark.graph

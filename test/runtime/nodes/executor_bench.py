@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray
-from graph import RELIABLE, SENSOR, Graph, Process
+from graph import RELIABLE, SENSOR, Graph, Process, statuses
 from paths import ROOT
 from rclpy.qos import QoSProfile
 from sensor_msgs.msg import JointState
@@ -233,15 +233,8 @@ class ExecutorProcess:
 
     def statuses(self, condition: str = 'control') -> Iterator[Status]:
         """Statuses of a condition, newest first: their values, with `text` and `level`."""
-        wanted = f'{self.node}: {condition}'
-        for message in reversed(list(self.diagnostics)):
-            for status in message.status:
-                if status.name == wanted:
-                    yield {
-                        **values_of(status),
-                        'text': status.message,
-                        'level': status.level[0],
-                    }
+        for status in statuses(self.diagnostics, f'{self.node}: {condition}'):
+            yield {**values_of(status), 'text': status.message, 'level': status.level[0]}
 
     def status(self, condition: str = 'control') -> Status | None:
         """The newest of them; None before the first."""

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
-from graph import LATCHED, SENSOR, graph
+from graph import LATCHED, SENSOR, graph, statuses
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from paths import ROOT
@@ -106,13 +106,9 @@ class Job:
         self.diagnostics.clear()
 
         def look():
-            for message in self.diagnostics:
-                for status in message.status:
-                    if status.name == f'{EXECUTOR}: control':
-                        values = {**values_of(status), 'text': status.message}
-                        if holds(values):
-                            return values
-            return None
+            found = statuses(self.diagnostics, f'{EXECUTOR}: control')
+            seen = ({**values_of(status), 'text': status.message} for status in found)
+            return next(filter(holds, seen), None)
 
         return self.graph.wait_for(look, what)
 

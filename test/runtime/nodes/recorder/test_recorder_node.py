@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from graph import LATCHED, RELIABLE, Graph, Process, graph, popen
+from graph import LATCHED, RELIABLE, Graph, Process, graph, popen, statuses
 from rosbags.interfaces import QosDurability
 from rosbags.rosbag2 import Reader
 from std_msgs.msg import String
@@ -85,15 +85,8 @@ class Bench:
         self.diagnostics.clear()
 
         def found():
-            return next(
-                (
-                    values_of(status)
-                    for message in self.diagnostics
-                    for status in message.status
-                    if status.name == '/vla_recorder: recording'
-                ),
-                None,
-            )
+            said = next(statuses(self.diagnostics, '/vla_recorder: recording'), None)
+            return said and values_of(said)
 
         return self.made.wait_for(found, "the recorder's status")
 
