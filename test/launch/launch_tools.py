@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ament_index_python.packages import get_package_share_directory
 from diagnostic_msgs.msg import DiagnosticArray
-from graph import Graph
+from graph import Graph, statuses
 from launch.actions import GroupAction, IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from std_srvs.srv import Trigger
@@ -37,11 +37,8 @@ def start_motion(peer: Graph, executor: str = '/vla_executor') -> None:
 
 def newest_values(diagnostics: list[DiagnosticArray], name: str) -> dict[str, str]:
     """Values of the newest status of a name, with its text as `text`; empty before the first."""
-    for message in reversed(list(diagnostics)):
-        for status in message.status:
-            if status.name == name:
-                return {**values_of(status), 'text': status.message}
-    return {}
+    found = next(statuses(diagnostics, name), None)
+    return {} if found is None else {**values_of(found), 'text': found.message}
 
 
 def children(name: str) -> list[int]:

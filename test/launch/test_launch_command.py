@@ -25,6 +25,7 @@ from graph import LATCHED, SENSOR, Graph, graph
 from pages import text_of
 from paths import ROOT
 from rcl_interfaces.srv import GetParameters
+from rclpy.parameter import parameter_value_to_python
 from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 
@@ -35,9 +36,8 @@ from launch import LaunchContext
 from launch.actions import DeclareLaunchArgument
 from launch.launch_description_sources import get_launch_description_from_python_launch_file
 from launch_robot import FollowingRobot, write_files
-from launch_tools import start_motion, wait_active
+from launch_tools import newest_values, start_motion, wait_active
 
-from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.nodes.middleware import PROFILE_VARIABLES
 from vla_runtime.nodes.parameter_table import ParameterError
 
@@ -138,24 +138,17 @@ def test_profile_is_set_unless_the_user_has_one_or_another_middleware(
 @pytest.mark.graph
 @pytest.mark.parametrize(
     ('argument', 'words'),
+    # What is said of every name and value is in `test_launch_arguments`.
     [
         ('replan_intervall:=4', ("did you mean 'replan_interval'?",)),
-        ('lab:=3', ('launch argument lab is unknown',)),
-        ('max_state_age_s:=0.1', ('vla_executor', 'params_file')),
-        ('denoise_steps:=4', ('params_file', 'ros2 param set /vla_policy denoise_steps')),
-        ('seed:=4', ('vla_policy and tabletop',)),
         ('record_images:=all', ('give record:=true too',)),
         ('dry_run:=maybe', ('dry_run:=maybe: expected true or false',)),
     ],
 )
-@pytest.mark.parametrize('file', ['vla.launch.py', 'demo.launch.py'])
 def test_an_argument_that_would_do_nothing_ends_the_launch_before_anything_starts(
-    file: str, argument: str, words: tuple[str, ...]
+    argument: str, words: tuple[str, ...]
 ) -> None:
-    arguments = ['bundle:=.', argument]
-    if file == 'vla.launch.py':
-        arguments.append('robot:=tabletop')
-    with launched(file, *arguments) as process:
+    with launched('vla.launch.py', 'bundle:=.', 'robot:=tabletop', argument) as process:
         output, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert all(word in output for word in words), output
@@ -185,20 +178,6 @@ def test_arguments_of_a_persons_own_launch_file_are_let_be(
     context.launch_configurations['max_state_age_s'] = '0.1'
     with pytest.raises(ValueError, match='forwarding=False'):
         launch_file.start(context)
-
-
-@pytest.mark.graph
-def test_a_dry_run_and_the_recorded_images_are_arguments(peer: Graph, tmp_path: Path) -> None:
-    pytest.importorskip('rosbags', reason='recording needs the Python package rosbags')
-    arguments = ('dry_run:=true', 'record_images:=reduced', f'record:={tmp_path / "bag"}')
-    with launched('demo.launch.py', *arguments, 'autostart:=false'):
-        for node, name, value in (
-            ('vla_executor', 'dry_run', True),
-            ('vla_recorder', 'record_images', 'reduced'),
-        ):
-            request = GetParameters.Request(names=[name])
-            answer = peer.call(GetParameters, f'/{node}/get_parameters', request).values[0]
-            assert (answer.bool_value or answer.string_value) == value
 
 
 @pytest.mark.parametrize(
@@ -279,18 +258,39 @@ def test_without_autostart_nodes_wait_unconfigured(peer: Graph) -> None:
 
 @pytest.mark.graph
 @needs_demo
-def test_the_instruction_is_an_argument_and_reaches_the_simulated_robot(peer: Graph) -> None:
+def test_arguments_and_the_parameter_file_are_in_force_in_every_node(
+    peer: Graph, tmp_path: Path
+) -> None:
+    """The file wins over defaults, and an argument over the file."""
+    pytest.importorskip('rosbags', reason='recording needs the Python package rosbags')
+    file = tmp_path / 'mine.yaml'
+    file.write_text(
+        '/**/vla_executor: {ros__parameters: {autostart: false, replan_interval: 3}}\n'
+        '/**/vla_policy: {ros__parameters: {autostart: false, backend: torch}}\n'
+        '/**/tabletop: {ros__parameters: {seed: 5}}\n',
+        encoding='utf-8',
+    )
     task = 'touch the red block'
     diagnostics = peer.collect(DiagnosticArray, '/diagnostics')
-    with launched('demo.launch.py', f'instruction:={task}', 'autostart:=false'):
+    arguments = [f'params_file:={file}', 'replan_interval:=5', 'device:=cuda:7', 'dry_run:=true']
+    arguments += [f'record:={tmp_path / "bag"}', 'record_images:=reduced', f'instruction:={task}']
+    with launched('demo.launch.py', *arguments):
+        for node, expected in {
+            'vla_executor': {'autostart': False, 'replan_interval': 5, 'dry_run': True},
+            'vla_policy': {'backend': 'torch', 'device': 'cuda:7'},
+            'vla_recorder': {'record_images': 'reduced'},
+            'tabletop': {'seed': 5},
+        }.items():
+            request = GetParameters.Request(names=list(expected))
+            answer = peer.call(GetParameters, f'/{node}/get_parameters', request)
+            found = [parameter_value_to_python(value) for value in answer.values]
+            assert found == list(expected.values())
         peer.wait_for(lambda: judged_by(diagnostics) == task, 'the simulated robot to have it')
 
 
 def judged_by(diagnostics: list[DiagnosticArray]) -> str:
     """The instruction that the tabletop judges by, in its newest status."""
-    statuses = (status for message in reversed(diagnostics) for status in message.status)
-    newest = next((s for s in statuses if s.name == '/tabletop: instructions'), None)
-    return '' if newest is None else values_of(newest)['current']
+    return newest_values(diagnostics, '/tabletop: instructions').get('current', '')
 
 
 @pytest.mark.graph
@@ -323,65 +323,19 @@ def test_the_pages_way_to_instruct_reaches_every_listener(peer: Graph) -> None:
 
 
 @pytest.mark.graph
-@needs_demo
-def test_the_parameter_file_is_the_simulated_robots_too(peer: Graph, tmp_path: Path) -> None:
-    file = tmp_path / 'mine.yaml'
-    file.write_text('/**/tabletop:\n  ros__parameters: {seed: 5}\n', encoding='utf-8')
-    with launched('demo.launch.py', f'params_file:={file}', 'autostart:=false'):
-        request = GetParameters.Request(names=['seed'])
-        answer = peer.call(GetParameters, '/tabletop/get_parameters', request)
-        assert answer.values[0].integer_value == 5
-
-
-@pytest.mark.graph
-@needs_demo
-def test_the_parameter_file_wins_over_defaults_and_an_argument_over_the_file(
-    peer: Graph, tmp_path: Path
-) -> None:
-    file = tmp_path / 'mine.yaml'
-    file.write_text(
-        '/**/vla_executor: {ros__parameters: {autostart: false, replan_interval: 3}}\n'
-        '/**/vla_policy: {ros__parameters: {autostart: false, backend: torch}}\n',
-        encoding='utf-8',
-    )
-    with launched('demo.launch.py', f'params_file:={file}', 'replan_interval:=5', 'device:=cuda:7'):
-        request = GetParameters.Request(names=['autostart', 'replan_interval'])
-        autostart, interval = peer.call(
-            GetParameters, '/vla_executor/get_parameters', request
-        ).values
-        assert (autostart.bool_value, interval.integer_value) == (False, 5)
-        request = GetParameters.Request(names=['backend', 'device'])
-        backend, device = peer.call(GetParameters, '/vla_policy/get_parameters', request).values
-        assert (backend.string_value, device.string_value) == ('torch', 'cuda:7')
-
-
-@pytest.mark.graph
 @pytest.mark.parametrize('launch_file', ['vla.launch.py', 'demo.launch.py'])
-@pytest.mark.parametrize(
-    ('text', 'words'),
-    [
-        (None, 'mine.yaml: No such file or directory'),
-        ('/**/vla_executor: {ros__parameters: {clamp_lach: 3}}', "did you mean 'clamp_latch'?"),
-        ('/**: {ros__parameters: {replan_intervall: 3}}', "did you mean 'replan_interval'?"),
-        ('/**/executor_node: {ros__parameters: {delay_window: 3}}', "write '/**/vla_executor'"),
-        ('/**/vla_executor: {ros__parameters: {replan_interval: four}}', 'of type integer'),
-        ('/**/vla_executor: {ros__parameters: {replan_interval: 0}}', 'it must be 1 to'),
-        ('/**/vla_policy: {ros__parameters: {bundle: x}}', 'give the launch argument bundle:='),
-    ],
-)
 def test_a_parameter_file_that_would_do_nothing_is_an_error_before_anything_starts(
-    tmp_path: Path, launch_file: str, text: str | None, words: str
+    tmp_path: Path, launch_file: str
 ) -> None:
     file = tmp_path / 'mine.yaml'
-    if text is not None:
-        file.write_text(text, encoding='utf-8')
+    file.write_text('/**: {ros__parameters: {replan_intervall: 3}}', encoding='utf-8')
     arguments = ['bundle:=.', f'params_file:={file}']
     if launch_file == 'vla.launch.py':
         arguments.append('robot:=tabletop')
     with launched(launch_file, *arguments) as process:
         output, _ = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert words in output
+    assert "did you mean 'replan_interval'?" in output
     assert 'process started' not in output
 
 
@@ -411,16 +365,6 @@ def test_a_bundle_that_is_not_there_ends_the_launch_and_says_so(
     assert 'could not start; its own error is above' in output
     assert str(missing) in output
     assert 'Destroyable' not in output and 'Abandoning' not in output
-
-
-@pytest.mark.graph
-def test_a_value_that_does_not_fit_ends_the_launch_and_says_so() -> None:
-    arguments = ('bundle:=.', 'robot:=tabletop', 'autostart:=false', 'replan_interval:=0')
-    with launched('vla.launch.py', *arguments) as process:
-        output, _ = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert 'vla_executor could not start; its own error is above' in output
-    assert 'parameter replan_interval' in output
 
 
 @pytest.mark.graph

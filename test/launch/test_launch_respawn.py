@@ -59,22 +59,3 @@ def test_the_robot_holds_without_a_policy_and_moves_on_with_the_next_one(peer: G
         lambda: newest_values(diagnostics, '/vla_executor: chunks')['policy_restarts'] == '1',
         f'the restart to be counted: {status}',
     )
-
-
-@pytest.mark.launch(fixture=respawning)
-def test_the_next_one_goes_on_with_the_newest_instruction(peer: Graph) -> None:
-    robot = FollowingRobot(peer)
-    reports = peer.collect(DiagnosticArray, '/vla_policy/report')
-    wait_active(peer, '/vla_policy', '/vla_executor')
-    assert peer.set_parameter('/vla_policy', 'instruction', 'push').successful
-    start_motion(peer)
-    peer.wait_for(lambda: robot.moves, 'motion')
-    (before,) = children('policy_node')
-    os.kill(before, signal.SIGKILL)
-    peer.wait_for(lambda: (now := children('policy_node')) and now != [before], 'another one')
-    reports.clear()
-    # At launch it was 'wave'.
-    told = peer.wait_for(
-        lambda: newest_values(reports, '/vla_policy: inference report'), 'a chunk of the new one'
-    )
-    assert told['instruction'] == 'push'

@@ -28,6 +28,12 @@ def a_chunk(kinds=('position', 'velocity'), rows=4, step_time_s=0.05):
     return ActionChunk(actions, names, kinds, step_time_s, np.zeros((rows, 32), np.float32))
 
 
+def a_plan(rows, kinds=('position',) * 2, **others):
+    names = [chr(ord('a') + column) for column in range(len(kinds))]
+    given = {'stamp_ns': 9, 'episode': 1, 'certain': 0, **others}
+    return PlanRequest(rows, names, list(kinds), 0.1, **given)
+
+
 def over_the_wire(message):
     return deserialize_message(serialize_message(message), type(message))
 
@@ -116,11 +122,8 @@ def test_not_finite_actions_travel_so_that_the_executor_can_refuse_them():
 
 def test_plan_survives_the_wire():
     rows = np.random.default_rng(2).normal(size=(3, 2))
-    message = plan_to_message(
-        PlanRequest(
-            rows, ['a', 'b'], ['position', 'velocity'], 0.1, stamp_ns=12, episode=4, certain=2
-        )
-    )
+    asked = a_plan(rows, ('position', 'velocity'), stamp_ns=12, episode=4, certain=2)
+    message = plan_to_message(asked)
     plan = message_to_plan(over_the_wire(message))
     np.testing.assert_array_equal(plan.rows, rows)
     assert plan.names == ('a', 'b')
@@ -129,12 +132,7 @@ def test_plan_survives_the_wire():
 
 
 def test_empty_plan_is_a_request_all_the_same():
-    message = plan_to_message(
-        PlanRequest(
-            np.zeros((0, 2)), ['a', 'b'], ['position'] * 2, 0.1, stamp_ns=9, episode=1, certain=0
-        )
-    )
-    plan = message_to_plan(over_the_wire(message))
+    plan = message_to_plan(over_the_wire(plan_to_message(a_plan(np.zeros((0, 2))))))
     assert plan.rows.shape == (0, 2)
     assert (plan.stamp_ns, plan.episode, plan.step_time_s) == (9, 1, None)
 
@@ -210,33 +208,12 @@ def test_plan_with_a_number_that_is_not_finite_is_refused():
 
 def test_rows_that_do_not_fit_the_names_are_a_programming_error():
     with pytest.raises(ValueError, match='2 columns'):
-        plan_to_message(
-            PlanRequest(
-                np.zeros((1, 3)),
-                ['a', 'b'],
-                ['position'] * 2,
-                0.1,
-                stamp_ns=0,
-                episode=0,
-                certain=0,
-            )
-        )
+        plan_to_message(a_plan(np.zeros((1, 3))))
 
 
 @pytest.mark.parametrize('step', [None, 0, 7, -12])
 def test_the_step_of_row_0_travels_with_plan_and_chunk(step):
-    plan = plan_to_message(
-        PlanRequest(
-            np.zeros((2, 1)),
-            ('a',),
-            ('position',),
-            0.1,
-            stamp_ns=5,
-            episode=1,
-            certain=1,
-            step=step,
-        )
-    )
+    plan = plan_to_message(a_plan(np.zeros((2, 1)), ('position',), certain=1, step=step))
     assert message_to_plan(over_the_wire(plan)).step == step
     chunk = chunk_to_message(a_chunk(), ChunkHeader(5, 1, 2, tied=True, step=step, request=3))
     _, header = message_to_chunk(over_the_wire(chunk))

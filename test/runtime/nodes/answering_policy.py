@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from executor_bench import HOME
+from executor_bench import HOME, chunk_message
 from graph import RELIABLE, graph
 from tabletop_policy import HORIZON, STEP_TIME_S
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.messages.trajectories import chunk_to_message, message_to_plan
-from vla_runtime.types import ActionChunk, ChunkHeader
-from vla_tabletop.sim.world import JOINT_NAMES
+from vla_runtime.messages.trajectories import message_to_plan
+from vla_runtime.types import ChunkHeader
 
 _REACH_RAD = 0.1
 
@@ -30,17 +29,9 @@ def main() -> None:
             nonlocal number
             now_ns = made.node.get_clock().now().nanoseconds
             times_s = now_ns * 1e-9 + STEP_TIME_S * np.arange(1, HORIZON + 1)
-            chunk = ActionChunk(
-                actions=HOME + _REACH_RAD * np.sin(times_s)[:, None],
-                names=JOINT_NAMES,
-                kinds=('position',) * len(JOINT_NAMES),
-                step_time_s=STEP_TIME_S,
-                normalised=np.zeros((HORIZON, 0), dtype=np.float32),
-            )
-            plan = message_to_plan(request)
-            publisher.publish(
-                chunk_to_message(chunk, ChunkHeader(now_ns, plan.episode, number, tied=False))
-            )
+            actions = HOME + _REACH_RAD * np.sin(times_s)[:, None]
+            header = ChunkHeader(now_ns, message_to_plan(request).episode, number, tied=False)
+            publisher.publish(chunk_message(actions, header))
             number += 1
 
         made.node.create_subscription(JointTrajectory, 'committed_plan', answer, RELIABLE)

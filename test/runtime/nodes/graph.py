@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import rclpy
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from discovery import by_udp
 from lifecycle_msgs.srv import ChangeState, GetState
 from paths import ROOT
@@ -213,6 +214,12 @@ def graph() -> Iterator[Graph]:
         yield made
     finally:
         made.close()
+
+
+def statuses(diagnostics: Sequence[DiagnosticArray], name: str) -> Iterator[DiagnosticStatus]:
+    """Statuses of a name in these messages, newest first."""
+    for message in reversed(list(diagnostics)):
+        yield from (status for status in message.status if status.name == name)
 
 
 def popen(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:

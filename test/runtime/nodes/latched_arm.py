@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
 import numpy as np
-from executor_bench import HOME
-from graph import RELIABLE, Graph
+from executor_bench import HOME, Arm, chunk_message
+from graph import Graph
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.messages.trajectories import (
-    chunk_to_message,
-    message_to_plan,
-    ns_to_stamp,
-)
-from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_runtime.messages.trajectories import message_to_plan, ns_to_stamp
+from vla_runtime.types import ChunkHeader
 from vla_tabletop.sim.world import JOINT_NAMES
 
 # What the demo's policy has.
@@ -35,7 +30,7 @@ _THERE = 0.05
 Change = Callable[[JointState], JointState]
 
 
-class LatchedArm:
+class LatchedArm(Arm):
     """Follows its latch, the last command, at a servo's speed; a hand may guide it meanwhile.
 
     Args:
@@ -44,56 +39,27 @@ class LatchedArm:
         rate_hz: rate of the joint states.
 
     Attributes:
-        commands: positions that it was commanded, in order.
-        positions: (6,) where it is.
         latch: (6,) the last command; None before the first.
-        follows: the motors are on.
-        silent: no joint states are published.
         answers: the policy answers.
         false_samples: that are still to be published, changed by `change`.
         published: count of joint states.
-        names: joints that its joint states have.
     """
 
+    QOS = 10
+
     def __init__(self, graph: Graph, namespace: str, rate_hz: float) -> None:
-        self._graph = graph
         self._every_s = 1.0 / rate_hz
-        self.positions = HOME.copy()
-        self.commands: list[np.ndarray] = []
         self.latch: np.ndarray | None = None
-        self.follows, self.silent, self.answers = True, False, True
+        self.answers = True
         self.false_samples = 0
         self.change: Change = lambda message: message
         self.published = 0
-        self.names = list(JOINT_NAMES)
         self._number = 0
         self._mark = HOME.copy()
         self._furthest = np.zeros(6)
         # Where a hand takes it.
         self._guided: np.ndarray | None = None
-        node = graph.node
-        self._states = node.create_publisher(JointState, f'{namespace}/joint_states', 10)
-        self._chunks = node.create_publisher(JointTrajectory, f'{namespace}/action_chunk', RELIABLE)
-        self._subscriptions = [
-            node.create_subscription(kind, f'{namespace}/{topic}', call, RELIABLE)
-            for kind, topic, call in (
-                (JointTrajectory, 'arm_controller/joint_trajectory', self._on_arm),
-                (Float64MultiArray, 'gripper_controller/commands', self._on_gripper),
-                (JointTrajectory, 'committed_plan', self._on_request),
-            )
-        ]
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop publishing, and leave the graph."""
-        self._stop.set()
-        self._thread.join()
-        for subscription in self._subscriptions:
-            self._graph.node.destroy_subscription(subscription)
-        for publisher in (self._states, self._chunks):
-            self._graph.node.destroy_publisher(publisher)
+        super().__init__(graph, namespace)
 
     # ------------------------------------------------------------ what happens to it
 
@@ -154,17 +120,15 @@ class LatchedArm:
     def _publish(self) -> None:
         positions = [float(self.positions[JOINT_NAMES.index(name)]) for name in self.names]
         message = JointState(name=self.names, position=positions)
-        message.header.stamp = ns_to_stamp(self._now_ns())
+        message.header.stamp = ns_to_stamp(self.now_ns())
         if self.false_samples:
             self.false_samples -= 1
             message = self.change(message)
         self._states.publish(message)
         self.published += 1
 
-    def _now_ns(self) -> int:
-        return int(self._graph.node.get_clock().now().nanoseconds)
-
     def _on_arm(self, message: JointTrajectory) -> None:
+        self.commands.append(message)
         self._take(slice(0, 5), np.array(message.points[-1].positions))
 
     def _on_gripper(self, message: Float64MultiArray) -> None:
@@ -174,7 +138,6 @@ class LatchedArm:
         latch = self.positions.copy() if self.latch is None else self.latch.copy()
         latch[joints] = numbers
         self.latch = latch
-        self.commands.append(latch)
 
     def _on_request(self, request: JointTrajectory) -> None:
         if not self.answers:
@@ -188,18 +151,7 @@ class LatchedArm:
             at = at + np.clip(_GOAL - at, -_SPEED * STEP_TIME_S, _SPEED * STEP_TIME_S)
             rows.append(at)
         self._number += 1
-        chunk = ActionChunk(
-            actions=np.array(rows),
-            names=JOINT_NAMES,
-            kinds=('position',) * len(JOINT_NAMES),
-            step_time_s=STEP_TIME_S,
-            normalised=np.zeros((HORIZON, 0), dtype=np.float32),
+        header = ChunkHeader(
+            self.now_ns(), plan.episode, self._number, tied=False, request=plan.request
         )
-        self._chunks.publish(
-            chunk_to_message(
-                chunk,
-                ChunkHeader(
-                    self._now_ns(), plan.episode, self._number, tied=False, request=plan.request
-                ),
-            )
-        )
+        self.send(chunk_message(np.array(rows), header))

@@ -9,6 +9,7 @@ from paths import ROOT
 
 from vla_runtime.nodes.launch_arguments import check_arguments, starts_here
 from vla_runtime.nodes.node_parameters import NODE_PARAMETERS, is_live
+from vla_tabletop.nodes.parameters import TABLETOP_PARAMETERS
 
 KNOWN = ('bundle', 'robot', 'dry_run', 'replan_interval')
 
@@ -41,20 +42,16 @@ def test_a_dry_run_and_the_recorded_images_are_arguments_of_both_files() -> None
 
 
 @pytest.mark.parametrize('all_are_meant', [True, False])
-@pytest.mark.parametrize(
-    'name', sorted({name for names in NODE_PARAMETERS.values() for name in names} - set(KNOWN))
-)
-def test_every_parameter_of_a_node_is_refused_with_a_way_to_set_it(
-    name: str, all_are_meant: bool
-) -> None:
-    with pytest.raises(ValueError, match=f'launch argument {name} ') as caught:
-        check_arguments({*KNOWN, name}, KNOWN, '/left', all_are_meant=all_are_meant)
-    text = str(caught.value)
-    owners = [node for node, names in NODE_PARAMETERS.items() if name in names]
-    assert 'params_file' in text and all(f"'/**/{node}'" in text for node in owners)
-    live = [node for node in owners if is_live(node, name)]
-    assert ('ros2 param set /left/' in text) == bool(live)
-    assert ('forwarding=False' in text) != all_are_meant
+def test_every_parameter_of_a_node_is_refused_with_a_way_to_set_it(all_are_meant: bool) -> None:
+    for name in {name for names in NODE_PARAMETERS.values() for name in names} - set(KNOWN):
+        with pytest.raises(ValueError, match=f'launch argument {name} ') as caught:
+            check_arguments({*KNOWN, name}, KNOWN, '/left', all_are_meant=all_are_meant)
+        text = str(caught.value)
+        owners = [node for node, names in NODE_PARAMETERS.items() if name in names]
+        assert 'params_file' in text and all(f"'/**/{node}'" in text for node in owners)
+        live = [node for node in owners if is_live(node, name)]
+        assert ('ros2 param set /left/' in text) == bool(live)
+        assert ('forwarding=False' in text) != all_are_meant
 
 
 def test_an_unknown_one_is_refused_with_the_nearest_or_all() -> None:
@@ -85,3 +82,7 @@ def test_what_is_declared_passes() -> None:
 )
 def test_a_launch_file_of_the_package_on_the_command_line(words: str, here: bool) -> None:
     assert starts_here(words.split()) == here
+
+
+def test_the_names_of_the_simulated_robots_parameters_are_those_of_its_table() -> None:
+    assert NODE_PARAMETERS['tabletop'] == tuple(row.name for row in TABLETOP_PARAMETERS)

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
-from graph import LATCHED, SENSOR, graph
+from graph import LATCHED, SENSOR, graph, statuses
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from paths import ROOT
@@ -106,13 +106,9 @@ class Job:
         self.diagnostics.clear()
 
         def look():
-            for message in self.diagnostics:
-                for status in message.status:
-                    if status.name == f'{EXECUTOR}: control':
-                        values = {**values_of(status), 'text': status.message}
-                        if holds(values):
-                            return values
-            return None
+            found = statuses(self.diagnostics, f'{EXECUTOR}: control')
+            seen = ({**values_of(status), 'text': status.message} for status in found)
+            return next(filter(holds, seen), None)
 
         return self.graph.wait_for(look, what)
 
@@ -178,17 +174,6 @@ def test_guidance_and_denoise_steps_change_and_are_in_the_next_report(job):
 
     job.graph.wait_for(changed, 'a report with the new values')
     assert job.graph.set_parameter(POLICY, 'cfg_enabled', False).successful
-
-
-@pytest.mark.parametrize(
-    ('node', 'name', 'value'),
-    [(POLICY, 'cfg_beta', 0.5), (POLICY, 'denoise_steps', 101), (EXECUTOR, 'replan_interval', 17)],
-)
-def test_values_out_of_range_are_refused_and_the_robot_goes_on(job, node, name, value):
-    result = job.graph.set_parameter(node, name, value)
-    assert not result.successful
-    assert name in result.reason
-    job.wait_for_more(job.chunks, 1, 'chunks')
 
 
 def test_a_killed_executor_leaves_the_policy_unharmed_and_a_new_one_goes_on(job):

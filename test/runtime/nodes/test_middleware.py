@@ -119,7 +119,7 @@ def test_a_profile_of_the_users_own_stays_in_force(tmp_path: Path) -> None:
 
 @pytest.mark.graph
 @pytest.mark.parametrize('profile', thorough_but([SHIPPED], ['', SHIPPED]))
-@pytest.mark.parametrize('reach', ['SUBNET', 'LOCALHOST'])
+@pytest.mark.parametrize('reach', thorough_but(['LOCALHOST'], ['SUBNET', 'LOCALHOST']))
 def test_the_running_node_maps_no_shared_memory_of_fast_dds(
     monkeypatch: pytest.MonkeyPatch, profile: str, reach: str
 ) -> None:

@@ -15,17 +15,22 @@ from vla_runtime.nodes import node_main
 NODES = ('policy_node', 'executor_node', 'tabletop_node')
 
 
-def start(node, tmp_path, *arguments, **environment):
-    """Run an executable with a Python that has NumPy and nothing else."""
-    venv = tmp_path / 'bare'
+@pytest.fixture(scope='module')
+def bare(tmp_path_factory):
+    """A Python that has NumPy and nothing else."""
+    venv = tmp_path_factory.mktemp('python') / 'bare'
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(venv)], check=True)
     site = next((venv / 'lib').glob('python*/site-packages'))
     for folder in Path(np.__file__).parents[1].glob('numpy*'):
         (site / folder.name).symlink_to(folder)
+    return venv / 'bin' / 'python'
+
+
+def start(node, python, *arguments, **environment):
     code = f'import sys; from vla_runtime.nodes.node_main import {node}; sys.exit({node}())'
     kept = {name: os.environ[name] for name in ('PATH', 'HOME') if name in os.environ}
     return subprocess.run(
-        [venv / 'bin' / 'python', '-c', code, *arguments],
+        [python, '-c', code, *arguments],
         env={**kept, 'PYTHONPATH': str(ROOT), **environment},
         capture_output=True,
         text=True,
@@ -33,8 +38,8 @@ def start(node, tmp_path, *arguments, **environment):
 
 
 @pytest.mark.parametrize('node', NODES)
-def test_without_ros_it_says_so_and_what_brings_it(tmp_path, node):
-    done = start(node, tmp_path)
+def test_without_ros_it_says_so_and_what_brings_it(bare, node):
+    done = start(node, bare)
     assert done.returncode == 2
     assert 'Traceback' not in done.stderr
     assert done.stderr.startswith(f'error: {node}: it needs ROS 2, and ')
@@ -42,8 +47,8 @@ def test_without_ros_it_says_so_and_what_brings_it(tmp_path, node):
     assert f'./run exec {node}' in done.stderr
 
 
-def test_a_sourced_ros_without_its_messages_names_their_package(tmp_path):
-    done = start('policy_node', tmp_path, ROS_DISTRO='jazzy')
+def test_a_sourced_ros_without_its_messages_names_their_package(bare):
+    done = start('policy_node', bare, ROS_DISTRO='jazzy')
     assert done.returncode == 2
     assert 'sudo apt install ros-jazzy-diagnostic-msgs' in done.stderr
 
@@ -71,10 +76,9 @@ def test_what_else_cannot_be_imported_is_said_as_it_is(monkeypatch, capsys, erro
     assert expected in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('word', ['--help', '-h'])
 @pytest.mark.parametrize('node', node_main.MODULES)
-def test_help_needs_no_ros(tmp_path, node, word):
-    done = start(node, tmp_path, word)
+def test_help_needs_no_ros(bare, node):
+    done = start(node, bare, '-h' if node == 'policy_node' else '--help')
     assert (done.returncode, done.stderr) == (0, '')
     assert done.stdout.startswith(f'usage: {node} [--ros-args ')
     assert 'docs/reference/parameters.md' in done.stdout

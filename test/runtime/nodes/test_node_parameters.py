@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ import pytest
 from graph import Graph, graph
 from rcl_interfaces.srv import SetParameters, SetParametersAtomically
 from rclpy.parameter import Parameter
-from thorough import thorough_after
 
 from vla_runtime.nodes.node_main import MODULES
 from vla_runtime.nodes.parameter_table import COULD_NOT_START
@@ -39,16 +37,10 @@ def start_with(made: Graph, node: str, folder: Path, parameters: dict[str, Any])
 
 @pytest.mark.parametrize(
     ('node', 'given', 'nearest'),
-    thorough_after(
-        2,
-        [
-            ('policy', 'denoise_stepps', "'denoise_steps'"),
-            ('executor', 'replan_intervall', "'replan_interval'"),
-            ('executor', 'clamp_lach', "'clamp_latch'"),
-            ('tabletop', 'camera_rate', "'camera_rate_hz'"),
-            ('policy', 'replan_intervall', "'replan_interval' of vla_executor"),
-        ],
-    ),
+    [
+        ('policy', 'denoise_stepps', "'denoise_steps'"),
+        ('executor', 'replan_intervall', "'replan_interval'"),
+    ],
 )
 def test_a_node_does_not_start_with_a_parameter_that_no_node_has(
     made: Graph, tmp_path: Path, node: str, given: str, nearest: str
@@ -130,28 +122,14 @@ def test_several_parameters_at_once_are_refused_with_the_unknown_ones(made: Grap
 
 @pytest.mark.parametrize(
     ('arguments', 'words'),
-    thorough_after(
-        2,
-        [
-            (('--params-file', 'none.yaml'), 'none.yaml: No such file or directory'),
-            (('--params-file', 'fifo.yaml'), 'fifo.yaml: is a FIFO'),
-            (('--params-file', '/dev/zero'), '/dev/zero: is a device'),
-            (('--params-file', 'flat.yaml'), 'flat.yaml'),
-            (
-                ('--params-file', 'missed.yaml'),
-                'missed.yaml: field /**/executor_node: matches no node',
-            ),
-            (('-p', 'seed'), '-p seed'),
-        ],
-    ),
+    [
+        (('--params-file', 'none.yaml'), 'none.yaml: No such file or directory'),
+        (('-p', 'seed'), '-p seed'),
+    ],
 )
 def test_a_command_line_that_cannot_be_read_is_an_error_in_words(
     tmp_path: Path, arguments: tuple[str, str], words: str
 ) -> None:
-    os.mkfifo(tmp_path / 'fifo.yaml')
-    (tmp_path / 'flat.yaml').write_text('seed: 3\n', encoding='utf-8')
-    missed = '/**/executor_node: {ros__parameters: {seed: 3}}\n'
-    (tmp_path / 'missed.yaml').write_text(missed, encoding='utf-8')
     done = subprocess.run(
         [sys.executable, '-m', MODULES['executor_node'], '--ros-args', *arguments],
         cwd=tmp_path,

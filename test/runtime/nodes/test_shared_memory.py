@@ -19,6 +19,7 @@ from rcl_interfaces.srv import GetParameters
 from rclpy.parameter import parameter_value_to_python
 from std_msgs.msg import String
 from tabletop_policy import write_tabletop_policy
+from thorough import thorough_but
 
 from vla_runtime.nodes.shared_memory import PortWatch, remove_dead_segments
 
@@ -269,7 +270,7 @@ def cut_off_recorder(made: Graph, folder: Path) -> Process:
 
 @pytest.mark.graph
 @LINUX
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', thorough_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_while_a_node_that_was_cut_off_starts_again_ends_it_cleanly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

@@ -51,7 +51,7 @@ SEQUENCES: dict[str, tuple[Any, ...]] = {
     'twice, 0.3 s apart': (INT, 0.3, INT),
     'SIGINT, then SIGTERM': (INT, 0.1, TERM),
 }
-# Turns of `./run test`, and of `--all`: each sequence once.
+# Turns of `./run test`, of `--all`, each sequence once, and of the slow tests.
 BY_DEFAULT, EACH_ONCE, TURNS = 2, len(SEQUENCES), 20
 
 
@@ -59,15 +59,6 @@ def marks_of(turn: int) -> list[pytest.MarkDecorator]:
     if turn < BY_DEFAULT:
         return []
     return [pytest.mark.thorough if turn < EACH_ONCE else pytest.mark.slow]
-
-
-in_turn = pytest.mark.parametrize(
-    'sequence',
-    [
-        pytest.param(name, marks=marks_of(turn), id=f'{turn}-{name}')
-        for turn, name in enumerate(itertools.islice(itertools.cycle(SEQUENCES), TURNS))
-    ],
-)
 
 
 class Group:
@@ -168,7 +159,13 @@ def moves(rows: list[list[float]]) -> bool:
     return len(rows) > 20 and bool((np.abs(np.diff(rows[-10:], axis=0)).max(axis=1) > 0).all())
 
 
-@in_turn
+@pytest.mark.parametrize(
+    'sequence',
+    [
+        pytest.param(name, marks=marks_of(turn), id=f'{turn}-{name}')
+        for turn, name in enumerate(itertools.islice(itertools.cycle(SEQUENCES), TURNS))
+    ],
+)
 def test_all_three_nodes_end_cleanly_with_a_hold(bundle: Path, group: Group, sequence: str) -> None:
     with graph() as made:
         arm = made.collect(JointTrajectory, 'arm_controller/joint_trajectory')
@@ -193,22 +190,6 @@ def test_all_three_nodes_end_cleanly_with_a_hold(bundle: Path, group: Group, seq
 
 
 # ---------------------------------------------------------------- velocity and position outputs
-
-
-@in_turn
-def test_velocity_outputs_end_with_zero(tmp_path: Path, group: Group, sequence: str) -> None:
-    robot = write_velocity_robot(tmp_path / 'rates.yaml')
-    bundle = write_tabletop_policy(tmp_path / 'rates', velocities=True)
-    with graph() as made:
-        rates = VelocityRobot(made)
-        group.start('executor_node', *files(bundle, str(robot)), *PATIENT)
-        activate(made, '/vla_executor')
-        start_motion(made)
-        made.wait_for(lambda: moves(list(rates.arm)), 'motion')
-        group.go_through(SEQUENCES[sequence])
-        group.require_clean_ends()
-        made.wait_for(lambda: not any(rates.arm[-1]), 'zero velocity', timeout_s=10.0)
-        made.wait_for(lambda: not any(rates.gripper[-1]), 'zero velocity', timeout_s=10.0)
 
 
 def test_in_a_simulated_world_a_signal_brakes_velocities_within_their_limits(

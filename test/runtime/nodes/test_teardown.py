@@ -1,7 +1,8 @@
-"""Bounds of a node's teardown: outputs, callbacks and threads that hang."""
+"""Bounds of a node's teardown: outputs, callbacks and threads that hang; and its log."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 from graph import graph
 from paths import ROOT
+from rclpy.logging import get_logger
 
 from vla_runtime.nodes.node_main import MODULES
+from vla_runtime.nodes.node_runner import RosLogHandler
 from vla_runtime.processes.parent_death import dies_with_this_process
 
 pytestmark = pytest.mark.graph
@@ -169,8 +172,10 @@ def test_what_python_does_at_its_end_does_not_make_a_clean_end_a_failure() -> No
     assert (code, out) == (0, 'holding\n')
 
 
-@pytest.mark.parametrize('name', ['policy_node', 'executor_node', 'tabletop_node'])
-@pytest.mark.parametrize('how', ['executable', 'module'])
+@pytest.mark.parametrize(
+    ('name', 'how'),
+    [('policy_node', 'executable'), ('executor_node', 'executable'), ('tabletop_node', 'module')],
+)
 def test_ctrl_c_while_it_imports_ends_it_without_a_traceback(name: str, how: str) -> None:
     # Whoever imports rclpy is told, and waits: the signal comes in the middle of it.
     watch = (
@@ -207,3 +212,13 @@ def test_ctrl_c_while_it_imports_ends_it_without_a_traceback(name: str, how: str
 def test_the_executables_are_those_that_take_signals_first() -> None:
     text = (Path(sys.executable).parent / 'executor_node').read_text(encoding='utf-8')
     assert 'node_main' in text
+
+
+def test_warnings_and_errors_reach_the_ros_log(capfd: pytest.CaptureFixture[str]) -> None:
+    source = logging.Logger('engine')
+    source.addHandler(RosLogHandler(get_logger('a_node')))
+    for name in ('info', 'warning', 'error', 'warning'):
+        getattr(source, name)('%s of an engine', name)
+    lines = [line for line in capfd.readouterr().err.splitlines() if '[a_node]' in line]
+    assert [line.split()[0] for line in lines] == ['[WARN]', '[ERROR]', '[WARN]']
+    assert all('of an engine' in line for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import numpy as np
 from graph import LATCHED, RELIABLE, SENSOR, Graph
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
-from tiny_policy import JOINTS
+from tiny_policy import CAMERAS, JOINTS
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.trajectories import ns_to_stamp, plan_to_message
-from vla_runtime.types import PlanRequest
+from vla_runtime.types import Observation, PlanRequest
 
 ROBOT = """
 format: 1
@@ -89,6 +90,15 @@ class Drivers:
 
     def instruct(self, text: str) -> None:
         self._instruction.publish(String(data=text))
+
+    def observed(
+        self, report: Mapping[str, str], instruction: str, cameras: Iterable[str] = CAMERAS
+    ) -> Observation:
+        """The observation that a report names, from what was published."""
+        stamp_ns = int(report['stamp_ns'])
+        state = [np.interp(stamp_ns, *zip(*self.states[name], strict=True)) for name in JOINTS]
+        images = {name: self.frames[name][int(report[f'stamp_ns.{name}'])] for name in cameras}
+        return Observation(images, np.array(state), instruction)
 
     def wait_for_listeners(self, count: int) -> None:
         """Wait until so many nodes get what each source sends, and the requests."""

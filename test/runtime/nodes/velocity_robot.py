@@ -6,20 +6,15 @@ import itertools
 from pathlib import Path
 
 import numpy as np
-from executor_bench import HOME
+from executor_bench import HOME, chunk_message
 from graph import RELIABLE, SENSOR, Graph
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 from tabletop_policy import HORIZON, STEP_TIME_S
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.messages.trajectories import (
-    chunk_to_message,
-    message_to_plan,
-    ns_to_stamp,
-    stamp_to_ns,
-)
-from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_runtime.messages.trajectories import message_to_plan, ns_to_stamp, stamp_to_ns
+from vla_runtime.types import ChunkHeader
 from vla_tabletop.sim.world import JOINT_NAMES
 
 VELOCITY_ROBOT = """\
@@ -95,14 +90,7 @@ class VelocityRobot:
     def _answer(self, request: JointTrajectory) -> None:
         now_ns = self._now_ns()
         times_s = now_ns * 1e-9 + STEP_TIME_S * np.arange(1, HORIZON + 1)
-        chunk = ActionChunk(
-            actions=np.tile(0.5 + 0.3 * np.sin(times_s)[:, None], (1, len(JOINT_NAMES))),
-            names=JOINT_NAMES,
-            kinds=('velocity',) * len(JOINT_NAMES),
-            step_time_s=STEP_TIME_S,
-            normalised=np.zeros((HORIZON, 0), dtype=np.float32),
-        )
+        actions = np.tile(0.5 + 0.3 * np.sin(times_s)[:, None], (1, len(JOINT_NAMES)))
         episode, number = message_to_plan(request).episode, next(self._number)
-        self._chunks.publish(
-            chunk_to_message(chunk, ChunkHeader(now_ns, episode, number, tied=False))
-        )
+        header = ChunkHeader(now_ns, episode, number, tied=False)
+        self._chunks.publish(chunk_message(actions, header, kind='velocity'))

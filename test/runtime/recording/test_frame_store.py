@@ -1,8 +1,9 @@
-"""Frames wait in memory until a report names them, within a bound."""
+"""Frames and stamps wait in memory until a report names them, within a bound."""
 
 from __future__ import annotations
 
 from vla_runtime.recording.frame_store import FrameStore, HeldFrame
+from vla_runtime.recording.stamp_book import StampBook
 
 
 def frame(number: int, size: int = 10) -> HeldFrame:
@@ -120,3 +121,27 @@ def test_a_clock_that_was_set_back_keeps_the_frames_that_come_after_it() -> None
     assert [one.arrived_ns for one in store.name('top', [2])] == [9001]
     assert [one.arrived_ns for one in store.name('top', [4, 3])] == [10, 11]
     assert store.missing == 0
+
+
+# ---------------------------------------------------------------- stamps
+
+
+def test_what_was_used_and_did_not_come_is_missing():
+    book = StampBook(10)
+    book.came(1)
+    book.wanted(1)
+    book.wanted(2)
+    assert book.missing == 1
+    # A report may be heard before the message that it names.
+    book.came(2)
+    assert book.missing == 0
+
+
+def test_what_is_remembered_is_bounded():
+    book = StampBook(3)
+    for stamp_ns in range(100):
+        book.came(stamp_ns)
+        book.wanted(1000 + stamp_ns)
+    assert book.missing == 3
+    book.wanted(99)
+    assert book.missing == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from importlib.util import find_spec
@@ -10,17 +9,15 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from action_msgs.msg import GoalStatus, GoalStatusArray
-from diagnostic_msgs.msg import DiagnosticArray
-from executor_bench import HOME, Arm
+from executor_bench import HOME, PATIENT_ROBOT, Arm, ExecutorProcess, start
 from graph import LATCHED, RELIABLE, Graph, graph
-from paths import ROOT
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from std_msgs.msg import Float64
 from std_srvs.srv import Trigger
 from tabletop_policy import write_tabletop_policy
 from trajectory_controller import TrajectoryController
-from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+from trajectory_msgs.msg import JointTrajectory
 from velocity_robot import VelocityRobot, write_velocity_robot
 
 from vla_runtime.messages.diagnostics import values_of
@@ -29,11 +26,7 @@ from vla_tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
 
-MODULE = 'vla_runtime.nodes.executor.node'
-PATIENT = {'max_state_age_s': 1.0, 'tick_timeout_s': 1.0, 'clock_jump_s': 5.0}
 JOINTS = list(JOINT_NAMES[:5])
-# What the velocity limit of tabletop.yaml, 3 rad/s, allows in a cycle of 4 ms.
-STEP = 0.012
 needs_control_msgs = pytest.mark.skipif(
     find_spec('control_msgs') is None,
     reason='control_msgs is not installed: sudo apt install ros-$ROS_DISTRO-control-msgs',
@@ -45,14 +38,12 @@ class Controller:
 
     Attributes:
         rules: its rules.
-        outputs: what it commanded, every cycle.
     """
 
     def __init__(
         self, made: Graph, namespace: str, arm: Arm, joints=JOINTS, **parameters: object
     ) -> None:
         self.rules = TrajectoryController(joints, 0.004, HOME[:5].copy())
-        self.outputs: list[np.ndarray] = []
         self._arm = arm
         self._node = Node('arm_controller', namespace=namespace, context=made.node.context)
         given = {
@@ -94,16 +85,6 @@ class Controller:
         with self._lock:
             self.rules.switch(on=on)
 
-    def lead_to(self, positions: np.ndarray, seconds: float) -> None:
-        """Take a goal of its action: nothing of it is seen on the topic."""
-        goal = JointTrajectory(joint_names=list(self.rules.joints))
-        for at, time_s in ((self.rules.reference, 0.0), (positions, seconds)):
-            point = JointTrajectoryPoint(positions=[float(value) for value in at])
-            point.time_from_start.nanosec = round(time_s * 1e9)
-            goal.points.append(point)
-        with self._lock:
-            self.rules.take(goal, self._now_s())
-
     def _spin(self) -> None:
         while not self._stop.is_set():
             self._executor.spin_once(timeout_sec=0.1)
@@ -123,7 +104,6 @@ class Controller:
                 output = self.rules.update(now_s, now_s - earlier_s).copy()
                 earlier_s, self.rules.measured = now_s, output
                 active = self.rules.active
-            self.outputs.append(output)
             self._arm.positions[:5] = output
             if active and self._states is not None:
                 self._publish(now_s)
@@ -137,27 +117,13 @@ class Controller:
         self._states.publish(state)
 
 
-class Bench:
+class Bench(ExecutorProcess):
     """One executor in a namespace of its own, its arm and the arm's controller."""
 
     def __init__(self, made: Graph, bundle, folder, namespace: str, more='', **controller) -> None:
-        self.graph = made
-        self.node = f'{namespace}/vla_executor'
-        text = (ROOT / 'config' / 'robots' / 'tabletop.yaml').read_text()
         robot = folder / f'{namespace.strip("/")}.yaml'
-        # A busy machine must not need a person's start.
-        robot.write_text(f'{text}\n{more}\nrestart_after_outage_s: 600.0\n')
-        parameters = {'bundle': bundle, 'robot': robot, 'replan_interval': 8, **PATIENT}
-        pairs = [f'{key}:={value}' for key, value in parameters.items()]
-        self.process = made.start(
-            MODULE,
-            '--ros-args',
-            *(word for pair in pairs for word in ('-p', pair)),
-            '-r',
-            f'__ns:={namespace}',
-            name=self.node,
-        )
-        self.diagnostics = made.collect(DiagnosticArray, '/diagnostics')
+        robot.write_text(f'{PATIENT_ROBOT}\n{more}\n')
+        super().__init__(made, bundle, namespace, robot=robot)
         self.arm = Arm(made, namespace)
         # Its controller moves it, not the messages.
         self.arm.follows = False
@@ -171,39 +137,9 @@ class Bench:
         self.arm.close()
         self.process.stop()
 
-    def call(self, service: str):
-        return self.graph.call(Trigger, f'{self.node}/{service}', Trigger.Request())
-
     def start(self) -> None:
         self.graph.wait_for(lambda: self.call('start').success, 'a start')
         self.graph.wait_for(lambda: self.arm.plans, 'a request')
-
-    def wait_for_motion(self) -> None:
-        begun = self.controller.outputs[-1]
-        self.graph.wait_for(
-            lambda: (np.abs(self.controller.outputs[-1] - begun) > 0.1).all(), 'motion'
-        )
-
-    def wait_for_cycles(self, count: int) -> None:
-        end = len(self.controller.outputs) + count
-        self.graph.wait_for(lambda: len(self.controller.outputs) >= end, f'{count} cycles')
-
-    def wait_for_silence(self) -> None:
-        """Wait until no command has come for a while."""
-
-        def silent() -> bool:
-            sent = len(self.arm.commands)
-            self.wait_for_cycles(50)
-            return len(self.arm.commands) == sent
-
-        self.graph.wait_for(silent, 'an executor that sends nothing')
-
-    def status(self):
-        for message in reversed(list(self.diagnostics)):
-            for status in message.status:
-                if status.name == f'{self.node}: control':
-                    return {**values_of(status), 'text': status.message}
-        return {}
 
     def counts_after(self, stamp_ns: int, count: int) -> list[str]:
         """Wait for statuses from after a time; return how many commands had been sent at each."""
@@ -220,8 +156,7 @@ class Bench:
         return self.graph.wait_for(lambda: len(found()) >= count and found(), 'statuses')
 
     def wait_for_reason(self, reason: str):
-        self.graph.wait_for(lambda: self.status().get('reason') == reason, f'reason {reason}')
-        return self.status()
+        return self.wait_for_status(f'reason {reason}', lambda s: s['reason'] == reason)
 
     def refusal(self, word: str) -> str:
         """Call `~/start` until it is refused with a text that has this word."""
@@ -259,19 +194,13 @@ def test_a_controller_that_would_refuse_its_joints_is_named_at_start(bench):
     one = bench('/joints', joints=[*JOINTS, 'seventh'])
     text = one.refusal('/joints/arm_controller')
     assert 'seventh' in text and 'arm_controller/joint_trajectory' in text
-
-
-def test_a_dry_run_names_at_start_what_would_refuse_the_commands(bench):
-    one = bench('/dry', joints=[*JOINTS, 'seventh'])
+    # A dry run is told of it too, and goes on.
     assert one.graph.set_parameter(one.node, 'dry_run', True).successful
     answer = one.graph.wait_for(
         lambda: (said := one.call('start')).success and 'seventh' in said.message and said,
         'a start that names the controller',
     )
-    assert '/dry/arm_controller' in answer.message
-    # Nothing of it without a dry run: refused.
-    assert one.graph.set_parameter(one.node, 'dry_run', False).successful
-    one.refusal('seventh')
+    assert '/joints/arm_controller' in answer.message
 
 
 @pytest.mark.skipif(
@@ -300,18 +229,14 @@ def test_controllers_that_cannot_be_watched_are_warned_of_with_the_packages(benc
         made.node.destroy_service(manager)
 
 
-def test_a_controller_that_allows_some_of_its_joints_is_started(bench):
-    one = bench('/partial', joints=[*JOINTS, 'seventh'], allow_partial_joints_goal=True)
-    one.graph.wait_for(lambda: one.call('start').success, 'a start')
-
-
-def test_steps_without_interpolation_are_warned_of(bench):
-    one = bench('/steps', interpolation_method='none')
+def test_a_controller_that_allows_some_of_its_joints_is_started_and_steps_are_warned_of(bench):
+    joints = {'joints': [*JOINTS, 'seventh'], 'allow_partial_joints_goal': True}
+    one = bench('/partial', interpolation_method='none', **joints)
     one.start()
-    one.graph.wait_for(lambda: 'interpolation_method' in one.status().get('text', ''), 'a warning')
+    one.wait_for_status('a warning', lambda s: 'interpolation_method' in s['text'])
 
 
-def test_a_trajectory_controller_is_sent_the_delayed_way_and_follows_it(bench):
+def test_a_trajectory_controller_is_sent_the_delayed_way_and_follows_it(bench, made):
     one = bench('/way')
     one.start()
     one.graph.wait_for(lambda: one.arm.commands and one.points() > 2, 'the delayed way')
@@ -320,8 +245,10 @@ def test_a_trajectory_controller_is_sent_the_delayed_way_and_follows_it(bench):
     one.graph.wait_for(
         lambda: (np.abs(one.controller.rules.output - at) > 0.1).all(), 'an arm that follows'
     )
-    one.call('stop')
-    one.wait_for_reason('stopped')
+    # A stop answers when nothing is sent any more.
+    assert one.call('stop').success
+    counts = one.counts_after(made.node.get_clock().now().nanoseconds, 4)
+    assert len(set(counts)) == 1
     one.graph.wait_for(
         lambda: np.allclose(
             one.controller.rules.output, one.arm.commands[-1].points[-1].positions, atol=1e-6
@@ -329,24 +256,9 @@ def test_a_trajectory_controller_is_sent_the_delayed_way_and_follows_it(bench):
         'an arm that stands where the last command is',
     )
     assert one.controller.rules.refused == 0
-
-
-def test_a_subscriber_that_is_no_trajectory_controller_gets_two_points(made, bundle, tmp_path):
-    """Nobody answers for its parameters: the arm of the other tests, without a controller."""
-    text = (ROOT / 'config' / 'robots' / 'tabletop.yaml').read_text()
-    robot = tmp_path / 'robot.yaml'
-    robot.write_text(text)
-    pairs = {'bundle': bundle, 'robot': robot, **PATIENT}
-    node = '/plain/vla_executor'
-    words = [word for key, value in pairs.items() for word in ('-p', f'{key}:={value}')]
-    process = made.start(MODULE, '--ros-args', *words, '-r', '__ns:=/plain', name=node)
-    arm = Arm(made, '/plain')
-    assert made.transition(node, 'configure') and made.transition(node, 'activate')
-    made.wait_for(lambda: made.call(Trigger, f'{node}/start', Trigger.Request()).success, 'a start')
-    made.wait_for(lambda: len(arm.commands) > 20, 'commands')
-    assert all(len(command.points) == 2 for command in arm.commands)
-    arm.close()
-    process.stop()
+    # One that rests already answers as well, and nothing is sent for it.
+    assert one.call('stop').success and one.call('release').success
+    assert one.counts_after(made.node.get_clock().now().nanoseconds, 2)[-1] == counts[0]
 
 
 def test_speed_scaling_slows_the_plan_down_and_holds_it_at_zero(bench):
@@ -364,7 +276,7 @@ def test_speed_scaling_slows_the_plan_down_and_holds_it_at_zero(bench):
         one.start()
         one.wait_for_reason('speed_scaled_to_zero')
         one.arm.answer(1, rise_rad=0.02)
-        one.graph.wait_for(lambda: one.status().get('pending_chunk') not in (None, '-1'), 'a chunk')
+        one.wait_for_status('a chunk', lambda s: s['pending_chunk'] != '-1')
         assert np.allclose(one.controller.rules.output, HOME[:5], atol=1e-6)
         percent[0] = 25.0
         one.wait_for_reason('tracking')
@@ -382,21 +294,6 @@ def test_speed_scaling_slows_the_plan_down_and_holds_it_at_zero(bench):
     finally:
         stop.set()
         thread.join()
-
-
-def test_a_stop_answers_when_nothing_is_sent_any_more(bench, made):
-    one = bench('/rest')
-    one.start()
-    one.arm.answer(1, rise_rad=0.02)
-    one.wait_for_motion()
-    answer = one.call('stop')
-    assert answer.success, answer.message
-    answered_ns = made.node.get_clock().now().nanoseconds
-    counts = one.counts_after(answered_ns, 4)
-    assert len(set(counts)) == 1
-    # One that rests already answers as well, and nothing is sent for it.
-    assert one.call('stop').success and one.call('release').success
-    assert one.counts_after(made.node.get_clock().now().nanoseconds, 2)[-1] == counts[0]
 
 
 def test_a_start_amid_the_goal_of_another_node_is_refused_with_its_name(bench, made):
@@ -423,23 +320,18 @@ def test_a_start_amid_the_goal_of_another_node_is_refused_with_its_name(bench, m
     one.graph.wait_for(lambda: one.call('start').success, 'a start after the stop')
 
 
-@pytest.mark.parametrize('interface', ['position', 'effort'])
-def test_a_controller_that_takes_velocities_for_something_else_is_refused(
-    made, tmp_path, tmp_path_factory, interface
-):
-    namespace = f'/takes_{interface}'
-    bundle = write_tabletop_policy(tmp_path_factory.mktemp('rates') / 'rates', velocities=True)
+def test_a_controller_that_takes_velocities_for_something_else_is_refused(made, tmp_path):
+    namespace = '/takes_effort'
+    bundle = write_tabletop_policy(tmp_path / 'rates', velocities=True)
     robot, arm = write_velocity_robot(tmp_path / 'rates.yaml'), VelocityRobot(made, namespace)
     controller = Node('arm', namespace=namespace, context=made.node.context)
-    controller.declare_parameter('interface_name', interface)
+    controller.declare_parameter('interface_name', 'effort')
     spinning = SingleThreadedExecutor(context=made.node.context)
     spinning.add_node(controller)
     thread = threading.Thread(target=spinning.spin, daemon=True)
     thread.start()
     node = f'{namespace}/vla_executor'
-    pairs = {'bundle': bundle, 'robot': robot, **PATIENT}
-    words = [word for key, value in pairs.items() for word in ('-p', f'{key}:={value}')]
-    process = made.start(MODULE, '--ros-args', *words, '-r', f'__ns:={namespace}', name=node)
+    process = start(made, bundle, '-r', f'__ns:={namespace}', robot=robot, name=node)
 
     def refused() -> bool:
         # Until the controller is discovered only a start can find out.
@@ -452,9 +344,11 @@ def test_a_controller_that_takes_velocities_for_something_else_is_refused(
 
     try:
         made.wait_for(refused, 'a refused transition')
-        said = [line for line in process.output().splitlines() if 'configure failed' in line]
-        assert f'{namespace}/arm' in said[-1] and f'interface_name: {interface}' in said[-1]
-        assert "'arm/rates'" in said[-1] and 'interface: velocity' in said[-1]
+        # What a process says comes by another way than its answers.
+        made.wait_for(lambda: 'configure failed' in process.text(), 'the reason')
+        (said,) = [line for line in process.text().splitlines() if 'configure failed' in line]
+        assert f'{namespace}/arm' in said and 'interface_name: effort' in said
+        assert "'arm/rates'" in said and 'interface: velocity' in said
         assert not arm.arm
     finally:
         process.stop()
@@ -464,62 +358,19 @@ def test_a_controller_that_takes_velocities_for_something_else_is_refused(
 
 
 @needs_control_msgs
-def test_an_inactive_controller_is_named_at_start_and_stops_the_executor(bench):
+def test_a_controllers_state_tells_its_clock_and_whether_it_is_active(bench):
+    """What follows on it is in `test_returning_controller` and on the core."""
     one = bench('/inactive')
     one.controller.switch(on=False)
     assert '/inactive/arm_controller' in one.refusal('not active')
     one.controller.switch(on=True)
     one.start()
+    # On the same clock it is sent stamps.
+    one.graph.wait_for(
+        lambda: one.arm.commands and one.arm.commands[-1].header.stamp.sec > 0, 'a stamp'
+    )
     one.controller.switch(on=False)
     status = one.wait_for_reason('controller')
     assert '/inactive/arm_controller' in status['detail'] and status['mode'] == 'stopped'
     one.controller.switch(on=True)
     one.start()
-
-
-@needs_control_msgs
-def test_a_controller_that_comes_back_on_after_the_stop_makes_no_step(bench):
-    one = bench('/comes_back')
-    one.start()
-    one.arm.answer(1, rise_rad=0.02)
-    one.wait_for_motion()
-    one.controller.switch(on=False)
-    one.refusal('not active')
-    begun = len(one.controller.outputs)
-    one.controller.switch(on=True)
-    one.wait_for_cycles(250)
-    steps = np.abs(np.diff(np.array(one.controller.outputs[begun:]), axis=0))
-    assert steps.max() <= STEP
-
-
-@needs_control_msgs
-def test_a_stopped_executor_leaves_the_arm_to_a_goal_of_the_action_and_sets_out_from_its_end(bench):
-    one = bench('/goal')
-    one.start()
-    one.arm.answer(1, rise_rad=0.02)
-    one.wait_for_motion()
-    one.call('stop')
-    one.wait_for_reason('stopped')
-    one.wait_for_silence()
-    sent, goal = len(one.arm.commands), one.controller.outputs[-1] - 0.1
-    one.controller.lead_to(goal, 0.9)
-    one.graph.wait_for(lambda: np.allclose(one.controller.outputs[-1], goal), 'the goal')
-    # For longer than it takes to find that an arm rests.
-    one.wait_for_cycles(250)
-    assert len(one.arm.commands) == sent
-    begun = len(one.controller.outputs)
-    one.start()
-    one.wait_for_cycles(50)
-    steps = np.abs(np.diff(np.array(one.controller.outputs[begun:]), axis=0))
-    assert steps.max() <= STEP
-
-
-@needs_control_msgs
-def test_a_controller_on_the_same_clock_is_sent_stamps(bench):
-    one = bench('/clock')
-    one.start()
-    one.graph.wait_for(
-        lambda: one.arm.commands and one.arm.commands[-1].header.stamp.sec > 0, 'a stamp'
-    )
-    message = one.arm.commands[-1]
-    assert re.match('/clock', one.node) and len(message.points) > 2

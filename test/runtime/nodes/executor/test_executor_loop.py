@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, get_args
 
 import numpy as np
@@ -26,6 +27,17 @@ from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 
 TIMEOUT_S = 30.0
 NAMES = ('a', 'b')
+
+
+def begin(call: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def end(thread: threading.Thread) -> None:
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive(), 'it hangs'
 
 
 class Slow(ChunkExecutor):
@@ -64,18 +76,13 @@ def test_when_a_chunk_is_being_checked_expect_ticks_and_the_dead_man_not_to_wait
     assert loop.start(1.0).started
     tick(1.01)
     results = []
-    submitting = threading.Thread(
-        target=lambda: results.append(loop.submit(*received(now_ns[0]), 1.01))
-    )
-    submitting.start()
+    submitting = begin(lambda: results.append(loop.submit(*received(now_ns[0]), 1.01)))
     assert core.begun.wait(TIMEOUT_S)
-    ticking = threading.Thread(target=lambda: (tick(1.02), loop.check_alive(1.03)), daemon=True)
-    ticking.start()
-    ticking.join(TIMEOUT_S)
-    assert not ticking.is_alive(), 'the tick waits for the check of a chunk'
+    # The tick does not wait for the check of a chunk.
+    end(begin(lambda: (tick(1.02), loop.check_alive(1.03))))
     assert core.counters.ticks == 3
     core.go_on.set()
-    submitting.join(TIMEOUT_S)
+    end(submitting)
     assert results[0].accepted
     tick(1.03)
     assert loop.status().executor.kind.value == 'track'
@@ -208,13 +215,12 @@ def test_what_a_hanging_thread_sends_after_a_dry_run_began_is_what_it_had() -> N
     loop.observe_state(['a'], [0.7], 10**18)
     loop.tick(1.0)
     assert loop.start(1.0).started
-    ticking = threading.Thread(target=loop.tick, args=(1.01,), daemon=True)
-    ticking.start()
+    ticking = begin(lambda: loop.tick(1.01))
     assert waiting.wait(TIMEOUT_S)
     loop.set_dry_run(True)
     loop.close()
     go_on.set()
-    ticking.join(TIMEOUT_S)
+    end(ticking)
     assert outputs[1].sent == [[0.7]]
 
 
@@ -247,11 +253,10 @@ def test_when_a_tick_is_kept_from_its_output_expect_no_older_command_after_a_new
     ticking.start()
     assert waiting.wait(TIMEOUT_S)
     moving = bench.core.status().kind.value == 'track'
-    looking = threading.Thread(target=lambda: bench.loop.check_alive(bench.now_s + 1), daemon=True)
-    looking.start()
+    looking = begin(lambda: bench.loop.check_alive(bench.now_s + 1))
     go_on.set()
-    ticking.join(TIMEOUT_S)
-    looking.join(TIMEOUT_S)
+    end(ticking)
+    end(looking)
     # The tick's command left as it was taken, and the hold after it.
     assert moving
     assert slow.sent[0][1] > 0.1 and slow.sent[-1][1] == 0.0
@@ -295,31 +300,26 @@ def test_when_a_start_comes_in_the_middle_of_a_tick_expect_the_request_with_the_
     assert result.accepted, result.text
 
 
-def test_when_an_output_fails_expect_the_hold_on_every_other_one() -> None:
-    bench = Bench()
-    bench.first.broken = True
-    for _ in range(2):
-        with pytest.raises(SendError):
-            bench.tick()
-    assert bench.second.sent[-1] == [0.0, 0.0]
-    executor = bench.loop.status().executor
-    assert executor.reason.value == 'internal_error' and 'the cable is out' in executor.detail
+def tick_twice(bench: Bench) -> None:
+    with suppress(SendError):
+        bench.tick()
+    bench.tick()
 
 
-def test_when_an_output_fails_expect_the_dead_mans_hold_on_every_other_one() -> None:
-    bench = Bench()
-    bench.first.broken = True
-    with pytest.raises(SendError):
-        bench.loop.check_alive(bench.now_s + 10.0)
-    assert bench.second.sent[-1] == [0.0, 0.0]
-
-
-def test_when_an_output_fails_expect_the_last_hold_on_every_other_one() -> None:
+@pytest.mark.parametrize(
+    'send', [tick_twice, lambda b: b.loop.check_alive(b.now_s + 10.0), lambda b: b.loop.close()]
+)
+def test_when_an_output_fails_expect_the_hold_on_every_other_one(
+    send: Callable[[Bench], object],
+) -> None:
     bench = Bench()
     bench.first.broken = True
     with pytest.raises(SendError):
-        bench.loop.close()
+        send(bench)
     assert bench.second.sent[-1] == [0.0, 0.0]
+    if send is tick_twice:
+        executor = bench.loop.status().executor
+        assert executor.reason.value == 'internal_error' and 'the cable is out' in executor.detail
 
 
 def test_when_asking_for_a_chunk_fails_expect_the_command_of_that_tick_all_the_same(
@@ -340,10 +340,7 @@ def test_when_asking_for_a_chunk_fails_expect_the_command_of_that_tick_all_the_s
 def test_when_the_control_thread_hangs_in_the_core_expect_the_hold_sent_at_the_end() -> None:
     bench = Bench()
     bench.loop._lock.acquire()  # and never released
-    closing = threading.Thread(target=bench.loop.close, daemon=True)
-    closing.start()
-    closing.join(TIMEOUT_S)
-    assert not closing.is_alive()
+    end(begin(bench.loop.close))
     assert bench.second.sent[-1] == [0.0, 0.0]
 
 
@@ -363,10 +360,7 @@ def test_when_the_control_thread_hangs_in_an_output_expect_the_hold_last() -> No
     ticking.start()
     try:
         assert hung.wait(TIMEOUT_S)
-        closing = threading.Thread(target=bench.loop.close, daemon=True)
-        closing.start()
-        closing.join(TIMEOUT_S)
-        assert not closing.is_alive()
+        end(begin(bench.loop.close))
         assert bench.second.sent[-1] == [0.0, 0.0]
     finally:
         release.set()
@@ -478,9 +472,14 @@ def ticked(bench: Bench, count: int) -> None:
         bench.tick()
 
 
-def test_an_output_that_another_node_commands_gets_nothing_more_and_the_others_a_hold() -> None:
+@pytest.mark.parametrize('stopped_before', [False, True])
+def test_an_output_that_another_node_commands_gets_nothing_more_and_the_others_a_hold(
+    stopped_before: bool,
+) -> None:
     bench = Bench()
     bench.first.topic = 'base'
+    if stopped_before:
+        bench.loop.stop()
     bench.loop.give_way('base', '/person sends commands on /base')
     sent = len(bench.first.sent), len(bench.second.sent)
     ticked(bench, 200)

@@ -1,4 +1,4 @@
-"""An active executor node while its callbacks are busy, refused or failing."""
+"""An executor node in this process, where any step of it can be made to hang or fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import rclpy
 from executor_bench import HOME
 from rclpy.parameter import Parameter
 from std_srvs.srv import Trigger
-from tabletop_policy import write_tabletop_policy
 
 from vla_runtime.nodes import restart
 from vla_runtime.nodes.executor.node import ExecutorNode
@@ -24,21 +23,35 @@ pytestmark = pytest.mark.graph
 TIMEOUT_S = 30.0
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[ExecutorNode]:
-    """Active, in this process, and never spun: none of its callbacks is ever served."""
-    bundle = write_tabletop_policy(tmp_path / 'tabletop')
+@pytest.fixture(scope='module')
+def made(bundle: Path) -> Iterator[ExecutorNode]:
     rclpy.init(args=['--ros-args', '-p', f'bundle:={bundle}', '-p', 'robot:=tabletop'])
     try:
         made = ExecutorNode()
-        made.trigger_configure()
-        made.trigger_activate()
-        assert made._loop is not None
         yield made
-        made.trigger_deactivate()
+        if state(made) == 'active':
+            made.trigger_deactivate()
         made.destroy_node()
     finally:
         rclpy.shutdown()
+
+
+@pytest.fixture
+def node(made: ExecutorNode) -> ExecutorNode:
+    """Active, and never spun: none of its callbacks is ever served."""
+    if state(made) == 'active':
+        made.trigger_deactivate()
+    if state(made) == 'unconfigured':
+        made.trigger_configure()
+    made._latch.cause = ''
+    made.set_parameters([Parameter('dry_run', value=False), Parameter('replan_interval', value=8)])
+    made.trigger_activate()
+    assert made._loop is not None
+    return made
+
+
+def state(node: ExecutorNode) -> str:
+    return str(node._state_machine.current_state[1])
 
 
 def seen(
@@ -62,16 +75,15 @@ def fail(*_: object) -> None:
 # ---------------------------------------------------------------- starting again in its place
 
 
-@pytest.mark.parametrize('cause', ["position of 'elbow'", ''])
 def test_the_latch_is_as_the_process_before_left_it(
-    node: ExecutorNode, monkeypatch: pytest.MonkeyPatch, cause: str
+    node: ExecutorNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node._latch.cause = cause
+    node._latch.cause = "position of 'elbow'"
     handed_over = json.dumps(asdict(restart.state_of(node)))
     monkeypatch.setenv(restart._VARIABLE, handed_over)
     after = ExecutorNode()
     try:
-        assert after._latch.cause == cause
+        assert after._latch.cause == node._latch.cause
     finally:
         after.destroy_node()
 
@@ -202,3 +214,55 @@ def test_when_a_start_follows_the_dry_run_without_a_hook_expect_the_start_to_tak
     assert not node._loop.status().executor.dry_run
     node._on_start(None, Trigger.Response())
     assert node._loop.status().executor.dry_run
+    node.add_post_set_parameters_callback(node._follow_parameters)
+
+
+# ---------------------------------------------------------------- transitions that fail half way
+
+
+THREADS = {'control', 'dead man', 'requests'}
+
+
+def own_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()} & THREADS
+
+
+@pytest.mark.parametrize('step', ['listen', 'writers'])
+def test_an_activation_that_fails_half_way_leaves_no_thread(
+    node: ExecutorNode, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    node.trigger_deactivate()
+    monkeypatch.setattr(node._link, step, fail)
+    node.trigger_activate()
+    assert state(node) == 'inactive'
+    assert not own_threads()
+    monkeypatch.undo()
+    node.trigger_activate()
+    assert (state(node), own_threads()) == ('active', THREADS)
+    node.trigger_deactivate()
+    assert (state(node), own_threads()) == ('inactive', set())
+
+
+def test_a_deactivation_that_fails_still_ends_the_commands_and_is_said(
+    node: ExecutorNode, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(node, 'destroy_subscription', fail)
+    node.trigger_deactivate()
+    # An error leads back to where the node can be configured again.
+    assert state(node) == 'unconfigured'
+    assert not own_threads()
+    assert 'deactivate failed: out of order' in capfd.readouterr().err
+    node.trigger_configure()
+    assert state(node) == 'inactive'
+
+
+def test_a_cleanup_that_fails_is_said_and_the_node_can_be_configured_again(
+    node: ExecutorNode, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    node.trigger_deactivate()
+    monkeypatch.setattr(node._link, 'close', fail)
+    node.trigger_cleanup()
+    assert state(node) == 'unconfigured'
+    assert 'cleanup failed: out of order' in capfd.readouterr().err
+    node.trigger_configure()
+    assert state(node) == 'inactive'

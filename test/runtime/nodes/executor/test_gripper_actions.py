@@ -10,23 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 from action_msgs.srv import CancelGoal
-from diagnostic_msgs.msg import DiagnosticArray
-from executor_bench import Arm
+from executor_bench import PATIENT_ROBOT, Arm, ExecutorProcess
 from graph import Graph, graph
-from paths import ROOT
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.task import Future
 from sensor_msgs.msg import JointState
-from std_srvs.srv import Trigger
 from tabletop_policy import HORIZON
+from thorough import thorough_but
 
-from vla_runtime.messages.diagnostics import Level, values_of
+from vla_runtime.messages.diagnostics import Level
 
 pytestmark = pytest.mark.graph
 
-MODULE = 'vla_runtime.nodes.executor.node'
 ACTION = 'gripper_controller/gripper_cmd'
-PATIENT = {'max_state_age_s': 1.0, 'tick_timeout_s': 1.0, 'clock_jump_s': 5.0}
 MISSING = (
     'control_msgs is not installed: sudo apt install ros-$ROS_DISTRO-control-msgs, or build it '
     'beside this project'
@@ -38,16 +34,16 @@ DEADBAND = 0.008
 
 def write_robot(folder, kind: str, command: str = ''):
     """The tabletop's file with its gripper behind an action."""
-    text = (ROOT / 'config' / 'robots' / 'tabletop.yaml').read_text()
-    text, count = re.subn(r'(name: gripper.*max_step: 0.8)\}', rf'\1, grips: true{command}}}', text)
+    text, count = re.subn(
+        r'(name: gripper.*max_step: 0.8)\}', rf'\1, grips: true{command}}}', PATIENT_ROBOT
+    )
     assert count == 1
     text, count = re.subn(
         r'kind: float64_multi_array\s+topic: \S+', f'kind: {kind}\n    topic: {ACTION}', text
     )
     assert count == 1
     file = folder / 'robot.yaml'
-    # A busy machine must not need a person's start.
-    file.write_text(f'{text}\nrestart_after_outage_s: 600.0\n')
+    file.write_text(text)
     return file
 
 
@@ -123,29 +119,19 @@ class Gripper:
         return result
 
 
-class Bench:
+class Bench(ExecutorProcess):
     """One executor, its arm, and the gripper's server."""
 
     def __init__(self, made: Graph, bundle, robot, namespace: str) -> None:
-        self.graph, self.node = made, f'{namespace}/vla_executor'
+        super().__init__(made, bundle, namespace, robot=robot)
         self.arm = Arm(made, namespace)
-        self.diagnostics = made.collect(DiagnosticArray, '/diagnostics')
         self.said = made.collect(JointState, f'{namespace}/{ACTION}/goal')
         self._numbers = itertools.count(1)
         self._answered = 0
-        parameters = {'bundle': bundle, 'robot': robot, 'replan_interval': 8, **PATIENT}
-        pairs = [f'{key}:={value}' for key, value in parameters.items()]
-        words = (word for pair in pairs for word in ('-p', pair))
-        self.process = made.start(
-            MODULE, '--ros-args', *words, '-r', f'__ns:={namespace}', name=self.node
-        )
 
     def begin(self) -> None:
         assert self.graph.transition(self.node, 'configure')
         assert self.graph.transition(self.node, 'activate')
-
-    def call(self, service: str):
-        return self.graph.call(Trigger, f'{self.node}/{service}', Trigger.Request())
 
     def drive(self, gripper: float) -> None:
         """Answer a new request, if there is one: the arm rests, the gripper goes to a position."""
@@ -157,22 +143,15 @@ class Bench:
         actions[:, 5] += share * (gripper - actions[0, 5])
         self.arm.answer(next(self._numbers), actions=actions)
 
-    def statuses(self):
-        wanted = f'{self.node}: gripper {ACTION}'
-        for message in reversed(list(self.diagnostics)):
-            for status in message.status:
-                if status.name == wanted:
-                    yield {**values_of(status), 'level': status.level[0], 'text': status.message}
-
     def wait_for(self, state: str, gripper: float | None, meanwhile=None):
         """Drive the gripper, or leave it, until its status says this; returns the status."""
         if gripper is not None:
             meanwhile = lambda: self.drive(gripper)  # noqa: E731
-        self.diagnostics.clear()
-        return self.graph.wait_for(
-            lambda: next((one for one in self.statuses() if one['state'] == state), None),
+        return self.wait_for_status(
             f'a gripper that has {state}',
-            meanwhile=meanwhile,
+            lambda s: s['state'] == state,
+            f'gripper {ACTION}',
+            meanwhile,
         )
 
 
@@ -187,7 +166,7 @@ KINDS = {
 
 
 @needs_control_msgs
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', thorough_but(['parallel_gripper_command'], KINDS))
 def test_a_gripper_behind_an_action_from_start_to_deactivation(bundle, tmp_path, kind):
     command, to_joint = KINDS[kind]
     to_command = (lambda position: position) if not command else (lambda p: 40.0 - 50.0 * p)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
-from executor_bench import Arm
+from executor_bench import PATIENT_ROBOT, Arm
 from graph import LATCHED, RELIABLE, SENSOR, Graph, graph
 from paths import ROOT
 from sensor_msgs.msg import Image
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 from tabletop_policy import write_tabletop_policy
-from test_executor_node import PATIENT_ROBOT
+from thorough import thorough_but
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.folder import read_bundle
@@ -35,7 +36,11 @@ from vla_runtime.messages.trajectories import (
     ns_to_stamp,
     stamp_to_ns,
 )
+from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.types import ChunkHeader
+from vla_tools.replay.recorded import read_run
+from vla_tools.replay.rerun import Replay, ReplayedInference
+from vla_tools.replay.setup import Changes
 
 pytestmark = pytest.mark.graph
 
@@ -55,6 +60,7 @@ class Scene:
         status: newest values of the executor's status.
         were_open: numbers of open requests by its status.
         most: requests that the policy takes.
+        robot: the robot file of both nodes.
     """
 
     most = 1
@@ -80,11 +86,11 @@ class Scene:
         ):
             made.node.create_subscription(message_type, topic, call, RELIABLE)
         self.timer = made.node.create_timer(0.05, self._show)
-        robot = bundle.parent / 'patient.yaml'
-        robot.write_text(PATIENT_ROBOT, encoding='utf-8')
+        self.robot = bundle.parent / 'patient.yaml'
+        self.robot.write_text(PATIENT_ROBOT, encoding='utf-8')
         self._files = (
             *('-p', f'bundle:={bundle}'),
-            *('-p', f'robot:={robot}'),
+            *('-p', f'robot:={self.robot}'),
         )
         self.start_policy()
         # Time-outs and ages that a busy machine does not reach.
@@ -166,15 +172,13 @@ class Scene:
                 self.were_open.add(int(self.status.get('open_requests', 0)))
 
 
-def write_token_policy(target: Path, step_time_s: float, **dims: Any) -> Path:
-    """The policy that ships, with other steps, and other dimensions that fit its weights.
+def write_token_policy(target: Path, step_time_s: float) -> Path:
+    """The policy that ships, with other steps.
 
     What it sees here means nothing to it, so its arm goes a tenth of the way that it says.
     """
     shipped = read_bundle(ROOT / 'engines' / 'demo_pi0_fast')
-    spec = replace(
-        shipped.spec, step_time_s=step_time_s, dims=replace(shipped.spec.dims, **dims), files={}
-    )
+    spec = replace(shipped.spec, step_time_s=step_time_s, files={})
     statistics = {name: value.copy() for name, value in shipped.statistics.items()}
     for name in ('actions.q01', 'actions.q99'):
         statistics[name][:5] *= 0.1
@@ -186,7 +190,7 @@ def write_token_policy(target: Path, step_time_s: float, **dims: Any) -> Path:
     return target
 
 
-@pytest.fixture(scope='module', params=['throughput', 'packed'])
+@pytest.fixture(scope='module', params=thorough_but(['packed'], ['throughput', 'packed']))
 def scene(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Scene]:
@@ -263,3 +267,55 @@ def test_no_answer_to_the_instruction_before_follows_a_change(scene: Scene) -> N
         if change >= 2 and (discarded or scene.most != 2):
             return
     raise AssertionError('no inference was under way at any change')
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('scene', ['packed'], indirect=True)
+def test_its_packed_chunks_replay_bit_for_bit(scene: Scene, tmp_path: Path) -> None:
+    """Each alone now: packed with whatever was open, a request wrote what it writes alone."""
+    made, said = scene.graph, dict[str, str]()
+
+    def on_diagnostics(message: DiagnosticArray) -> None:
+        for status in message.status:
+            if status.name == '/vla_recorder: recording':
+                said.update(values_of(status))
+
+    made.node.create_subscription(DiagnosticArray, '/diagnostics', on_diagnostics, RELIABLE)
+    assert made.set_parameter(POLICY, 'instruction', FIRST).successful
+    scene.wait_for_chunks(2, 'chunks of the instruction')
+    recorder = made.start(
+        'vla_runtime.nodes.recorder.node',
+        *('--ros-args', '-p', f'robot:={scene.robot}', '-p', f'folder:={tmp_path / "bag"}'),
+    )
+    made.wait_for(lambda: said.get('policy_found') == 'true', 'the policy to be found')
+
+    def whole() -> int:
+        """Frames of chunks that have all: one that is missing spoils another that came."""
+        return int(said['frames_used']) - int(said['frames_missing'])
+
+    def wait_for_recorded(more: int) -> None:
+        # Chunks alone do not replay, nor do those of which a best-effort frame was lost.
+        wanted = max(whole(), 0) + more * len(CAMERAS)
+        made.wait_for(lambda: whole() >= wanted, f'{more} chunks with all their frames')
+
+    wait_for_recorded(4)
+    scene.instruct(SECOND)
+    wait_for_recorded(4)
+    assert made.call(Trigger, f'{POLICY}/reset', Trigger.Request()).success
+    wait_for_recorded(4)
+    assert recorder.stop(signal.SIGINT) == 0
+    run = read_run(BagReader(tmp_path / 'bag'))
+    replayed = list(complete(Replay(run, Changes()).inferences()))
+    assert len(replayed) >= 12
+    assert {one.recorded.values['pipeline'] for one in replayed} == {'packed'}
+    assert {one.recorded.instruction for one in replayed} == {FIRST, SECOND}
+    assert [one.error.identical for one in replayed if one.error is not None] == [True] * len(
+        replayed
+    )
+
+
+def complete(found: Iterator[Any]) -> Iterator[ReplayedInference]:
+    """Inferences that are whole; at both ends of a recording a chunk or a frame may be missing."""
+    for one in found:
+        if isinstance(one, ReplayedInference) and one.recorded.chunk is not None:
+            yield one

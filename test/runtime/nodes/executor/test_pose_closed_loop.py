@@ -10,20 +10,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builtin_interfaces.msg import Time
-from test_pose_outputs import ARM, GIVEN, ROS_NS
+from test_pose_outputs import ARM, GIVEN, drive
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import ActionSpec, NormalisationSpec, PoseSpec, StateSpec
-from vla_runtime.execution.command import CommandKind
 from vla_runtime.execution.guard import ClampLatch
 from vla_runtime.inference.codec import PolicyCodec
-from vla_runtime.nodes.executor.outputs import OutputWriter
 from vla_runtime.nodes.executor.setup import make_core
 from vla_runtime.robot.file import load_robot
 from vla_runtime.robot.match import match_robot
-from vla_runtime.types import ActionChunk, ChunkHeader
 
 pytest.importorskip('mujoco')
 
@@ -102,35 +98,24 @@ def test_step_deltas_bring_the_simulated_arm_to_its_goal(tmp_path):
     begin = world.state().tip_m
     goal = begin + np.array([-0.03, 0.04, 0.03])
     arm = Controller(expert, start.copy())
-    (output,) = match.outputs
-    writer, number = OutputWriter(output, arm, PERIOD_S), 0
-    core.tick(0.0, ROS_NS)
-    assert core.start(0.0, ROS_NS).started
-    for tick in range(1, 401):
-        now_s, ros_ns = PERIOD_S * tick, ROS_NS + round(PERIOD_S * 1e9) * tick
-        command = core.tick(now_s, ros_ns)
-        if command.kind is not CommandKind.IDLE:
-            writer.send(command.setpoints, Time(), follows=True)
-        asked = core.poll_request(now_s, ros_ns)
-        if asked is not None:
-            number += 1
-            tip = world.state().tip_m
-            way, steps = goal - tip, np.zeros((STEPS, 6))
-            for row in steps:
-                length = np.linalg.norm(way)
-                row[:3] = way * min(1.0, LONGEST_M / length) if length > 1e-9 else 0.0
-                way = way - row[:3]
-            rows = space.to_robot(steps, np.concatenate([tip, np.zeros(3)]))
-            assert np.linalg.norm(rows[-1, :3] - goal) < 1e-6
-            chunk = ActionChunk(
-                rows, match.action_names, match.action_kinds, STEP_S, np.zeros((STEPS, 0))
-            )
-            core.submit_chunk(
-                chunk, ChunkHeader(ros_ns, 0, number, request=asked.request), now_s, ros_ns
-            )
+    answers = 0
+
+    def answer() -> np.ndarray:
+        nonlocal answers
+        answers += 1
+        tip = world.state().tip_m
+        way, steps = goal - tip, np.zeros((STEPS, 6))
+        for row in steps:
+            length = np.linalg.norm(way)
+            row[:3] = way * min(1.0, LONGEST_M / length) if length > 1e-9 else 0.0
+            way = way - row[:3]
+        rows = space.to_robot(steps, np.concatenate([tip, np.zeros(3)]))
+        assert np.linalg.norm(rows[-1, :3] - goal) < 1e-6
+        return rows
+
+    for _ in drive(core, match, arm, answer, 400):
         world.step(arm.joints)
-    assert number > 3
+    assert answers > 3
     assert arm.heard > 300
-    assert not core.counters.internal_errors
     assert np.linalg.norm(begin - goal) > 0.05
     assert np.linalg.norm(world.state().tip_m - goal) < 0.01

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +16,14 @@ from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.schema import ActionSpec, PoseSpec
 from vla_runtime.execution.command import CommandKind
+from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.guard import ClampLatch
 from vla_runtime.nodes.executor.outputs import OutputWriter
 from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.nodes.executor.setup import make_core
 from vla_runtime.processing.poses import from_matrix, rotation_width, to_matrix
 from vla_runtime.robot.file import load_robot
-from vla_runtime.robot.match import match_robot
+from vla_runtime.robot.match import RobotMatch, match_robot
 from vla_runtime.types import ActionChunk, ChunkHeader
 
 GIVEN = {row.name: row.default for row in EXECUTOR_PARAMETERS}
@@ -52,6 +55,31 @@ class Wire:
         self.sent.append(np.array([q.w, q.x, q.y, q.z]))
 
 
+def drive(
+    core: ChunkExecutor, match: RobotMatch, wire: Any, answer: Callable[[], np.ndarray], ticks: int
+) -> Iterator[None]:
+    """Start a robot and answer each request with rows; a pause after each tick."""
+    (output,) = match.outputs
+    writer, number = OutputWriter(output, wire, 0.01), 0
+    core.tick(0.0, ROS_NS)
+    assert core.start(0.0, ROS_NS).started
+    for tick in range(1, ticks + 1):
+        now_s, ros_ns = 0.01 * tick, ROS_NS + 10_000_000 * tick
+        command = core.tick(now_s, ros_ns)
+        if command.kind is not CommandKind.IDLE:
+            writer.send(command.setpoints, Time(), follows=True)
+        asked = core.poll_request(now_s, ros_ns)
+        if asked is not None:
+            number += 1
+            rows = answer()
+            empty = np.zeros((len(rows), 0))
+            chunk = ActionChunk(rows, match.action_names, match.action_kinds, 0.05, empty)
+            header = ChunkHeader(ros_ns, 0, number, request=asked.request)
+            core.submit_chunk(chunk, header, now_s, ros_ns)
+        yield
+    assert core.counters.accepted and not core.counters.internal_errors
+
+
 def published(folder: Path, form: str, matrices: np.ndarray) -> np.ndarray:
     """What is published in 0.8 s by a policy that says one chunk again and again, (n, 4)."""
     rotation = tuple(f'r{number}' for number in range(rotation_width(form)))
@@ -72,25 +100,9 @@ def published(folder: Path, form: str, matrices: np.ndarray) -> np.ndarray:
     match = match_robot(robot, spec, folder)
     core = make_core(GIVEN, robot, match, ClampLatch(0), use_sim_time=False)
     wire = Wire()
-    (output,) = match.outputs
-    writer, number = OutputWriter(output, wire, 0.01), 0
     rows = np.hstack([np.repeat([[0.3, 0.0, 0.2]], 16, axis=0), from_matrix(matrices, form)])
-    core.tick(0.0, ROS_NS)
-    assert core.start(0.0, ROS_NS).started
-    for tick in range(1, 81):
-        now_s, ros_ns = 0.01 * tick, ROS_NS + 10_000_000 * tick
-        command = core.tick(now_s, ros_ns)
-        if command.kind is not CommandKind.IDLE:
-            writer.send(command.setpoints, Time(), follows=True)
-        asked = core.poll_request(now_s, ros_ns)
-        if asked is not None:
-            number += 1
-            empty = np.zeros((16, 0))
-            chunk = ActionChunk(rows, match.action_names, match.action_kinds, 0.05, empty)
-            core.submit_chunk(
-                chunk, ChunkHeader(ros_ns, 0, number, request=asked.request), now_s, ros_ns
-            )
-    assert core.counters.accepted and not core.counters.internal_errors
+    for _ in drive(core, match, wire, lambda: rows, 80):
+        pass
     return np.array(wire.sent)
 
 

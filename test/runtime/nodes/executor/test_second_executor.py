@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
+from executor_bench import Bench, start
 from graph import graph
-from test_executor_node import Bench, start
-from tiny_policy import tiny_spec, write_tiny_policy
-from tiny_robot import write_robot
+from thorough import thorough_but
 
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.nodes.parameter_table import COULD_NOT_START
@@ -31,7 +30,7 @@ def bench(bundle: Path) -> Iterator[Bench]:
         bench.arm.close()
 
 
-@pytest.mark.parametrize('name', ['vla_executor', 'another'])
+@pytest.mark.parametrize('name', thorough_but(['another'], ['vla_executor', 'another']))
 def test_a_second_one_refuses_and_the_moving_one_is_not_disturbed(
     bench: Bench, bundle: Path, name: str
 ) -> None:
@@ -97,29 +96,3 @@ def test_of_two_that_come_up_at_once_one_gives_way(bundle: Path) -> None:
             lambda: states() in (['active', 'unconfigured'], ['active', 'ended']),
             'one that is active',
         )
-
-
-def test_a_second_policy_node_refuses_and_names_the_first(tmp_path: Path) -> None:
-    bundle = write_tiny_policy(tmp_path / 'bundle', tiny_spec())
-    given = {'bundle': bundle, 'robot': write_robot(tmp_path / 'robot.yaml')}
-    options = [word for name, value in given.items() for word in ('-p', f'{name}:={value}')]
-    with graph() as made:
-
-        def policy(*arguments: str):
-            return made.start(
-                'vla_runtime.nodes.policy.node',
-                '--ros-args',
-                '-r',
-                '__ns:=/pair',
-                *options,
-                *arguments,
-            )
-
-        first = policy()
-        assert made.transition('/pair/vla_policy', 'configure')
-        assert made.transition('/pair/vla_policy', 'activate')
-        for name in ('vla_policy', 'another'):
-            second = policy('-r', f'__node:={name}', *AUTOSTART)
-            assert second.wait() == COULD_NOT_START
-            assert f'/pair/vla_policy (process {first.pid} on ' in second.text()
-        assert made.state('/pair/vla_policy') == 'active'

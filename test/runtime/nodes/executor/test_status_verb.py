@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from executor_bench import PATIENT_ROBOT, Bench, start
 from graph import graph
 from paths import ROOT
-from test_executor_node import PATIENT_ROBOT, Bench, start
 
 from vla_runtime.cli.main import main
 
@@ -56,7 +56,7 @@ def test_an_empty_graph_gives_2_and_says_what_was_looked_at() -> None:
         assert word in text
 
 
-@pytest.mark.parametrize('name', ['left arm', '/1st', '/a//b', '/left-arm'])
+@pytest.mark.parametrize('name', ['left arm', '/1st'])
 def test_a_namespace_that_is_none_is_refused_by_name(name: str, capsys) -> None:
     assert main(['status', '--namespace', name]) == 2
     said = capsys.readouterr()

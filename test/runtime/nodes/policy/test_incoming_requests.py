@@ -35,6 +35,11 @@ def received(incoming: IncomingRequests, number: int | None, at_ns: int) -> Plan
     return request
 
 
+def next_number(incoming: IncomingRequests) -> int | None:
+    request = incoming.next()
+    return None if request is None else request.request
+
+
 def test_repeat_of_a_waiting_request_brings_its_plan_and_keeps_its_arrival() -> None:
     incoming = IncomingRequests()
     first = received(incoming, 1, 5)
@@ -102,13 +107,11 @@ def test_as_many_wait_as_the_policy_takes_and_the_oldest_comes_first() -> None:
     first = incoming.next()
     assert first is not None and first.request == 1
     incoming.begin(first)
-    second = incoming.next()
-    assert second is not None and second.request == 2
+    assert next_number(incoming) == 2
     assert incoming.superseded == 0
     for number in (3, 4):
         incoming.receive(plan(number), number)
-    oldest = incoming.next()
-    assert oldest is not None and oldest.request == 3
+    assert next_number(incoming) == 3
     assert incoming.superseded == 1
 
 
@@ -139,12 +142,10 @@ def test_of_too_many_that_wait_the_oldest_by_number_are_replaced() -> None:
     incoming.most = 2
     for number in (3, 4, 2):
         received(incoming, number, number)
-    oldest = incoming.next()
-    assert oldest is not None and oldest.request == 3 and incoming.superseded == 1
+    assert next_number(incoming) == 3 and incoming.superseded == 1
     # One without a number is newer than all before it.
     received(incoming, None, 5)
-    oldest = incoming.next()
-    assert oldest is not None and oldest.request == 4 and incoming.superseded == 2
+    assert next_number(incoming) == 4 and incoming.superseded == 2
 
 
 def test_requests_that_wait_are_replaced_when_fewer_may() -> None:
@@ -153,8 +154,7 @@ def test_requests_that_wait_are_replaced_when_fewer_may() -> None:
     for number in (1, 2, 3):
         received(incoming, number, number)
     incoming.most = 1
-    newest = incoming.next()
-    assert newest is not None and newest.request == 3 and incoming.superseded == 2
+    assert next_number(incoming) == 3 and incoming.superseded == 2
 
 
 def test_a_request_to_be_answered_anew_is_replaced_where_a_newer_one_waits_in_its_place() -> None:
@@ -163,8 +163,7 @@ def test_a_request_to_be_answered_anew_is_replaced_where_a_newer_one_waits_in_it
     incoming.begin(first)
     received(incoming, 2, 1)
     incoming.wait(first)
-    left = incoming.next()
-    assert left is not None and left.request == 2 and incoming.superseded == 1
+    assert next_number(incoming) == 2 and incoming.superseded == 1
 
 
 def test_a_late_request_of_an_ended_episode_replaces_none() -> None:
@@ -206,8 +205,7 @@ def test_a_failed_request_is_taken_again_when_it_is_repeated_and_keeps_none_wait
     received(incoming, 2, 1)
     incoming.begin(first)
     incoming.fail(first)
-    left = incoming.next()
-    assert left is not None and left.request == 2
+    assert next_number(incoming) == 2
     assert received(incoming, 1, 100 * MS).arrived_ns == 100 * MS
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from graph import LATCHED, Graph, Process, graph
 from std_msgs.msg import String
-from test_policy_node import NODE, TASK, Executor, start
+from test_policy_node import TASK, Executor, start
 from tiny_policy import tiny_spec, write_tiny_policy
 from tiny_robot import write_robot
 
@@ -102,18 +102,6 @@ def test_a_message_that_came_before_activation_counts(executor: Executor) -> Non
     assert executor.chunk()[1]['instruction'] == 'before activation'
 
 
-def test_an_instruction_given_at_start_is_in_force(files: tuple[Path, Path]) -> None:
-    with graph() as made:
-        arguments = ('-r', '__ns:=/alone', '-p', 'instruction:=wave')
-        process = start(made, *files, *arguments)
-        executor = Executor(made, '/alone')
-        assert made.transition(f'/alone{NODE}', 'configure')
-        assert made.transition(f'/alone{NODE}', 'activate')
-        assert executor.chunk()[1]['instruction'] == 'wave'
-        # With the node's next status.
-        made.wait_for(lambda: "instruction: 'wave'" in process.text(), 'the log')
-
-
 @pytest.fixture
 def respawned(
     files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -169,6 +157,7 @@ def test_a_respawned_node_goes_on_with_the_newest_instruction(respawned: Respawn
     assert respawned.instruction() == 'lift'
 
 
+@pytest.mark.thorough
 def test_a_respawned_node_does_not_take_a_superseded_message_again(respawned: Respawned) -> None:
     executor = respawned.executor
     wait_for_topic(executor, 'push')
@@ -177,12 +166,3 @@ def test_a_respawned_node_does_not_take_a_superseded_message_again(respawned: Re
     # The publisher of the older one is there still, and has it latched.
     respawned.wait_for_log("instruction: 'push' is not taken")
     assert respawned.instruction() == 'lift'
-
-
-def test_a_respawned_node_makes_no_chunk_after_an_empty_instruction(respawned: Respawned) -> None:
-    executor = respawned.executor
-    assert respawned.instruction() == 'touch'
-    give(executor, '')
-    respawned.die()
-    respawned.wait_for_log("instruction: '', as before this node was respawned, not 'touch'")
-    executor.wait_for_status('observation', 'no instruction', 'a status about it')

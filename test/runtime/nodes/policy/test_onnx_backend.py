@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
 from graph import Graph, graph
-from tiny_policy import CAMERAS, JOINTS, tiny_spec, write_tiny_policy
+from tiny_policy import tiny_spec, write_tiny_policy
 from tiny_robot import Drivers, write_robot
 from trajectory_msgs.msg import JointTrajectory
 
@@ -17,7 +17,6 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.messages.trajectories import message_to_chunk
 from vla_runtime.policy import Policy
-from vla_runtime.types import Observation
 
 pytestmark = pytest.mark.graph
 
@@ -80,16 +79,8 @@ def test_its_chunks_are_the_policys_with_and_without_guidance(bundle):
             assert float(report['beta']) == (beta or 1.0)
             found = message_to_chunk(chunks[count])[0].actions
             for backend in ('onnxruntime', 'torch'):
-                expected = infer(bundle, backend, observed(drivers, report), report, beta)
+                expected = infer(bundle, backend, drivers.observed(report, TASK), report, beta)
                 np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-
-
-def observed(drivers, report, cameras=CAMERAS) -> Observation:
-    """The observation that a report names, from what the drivers published."""
-    stamp_ns = int(report['stamp_ns'])
-    state = [np.interp(stamp_ns, *zip(*drivers.states[name], strict=True)) for name in JOINTS]
-    images = {name: drivers.frames[name][int(report[f'stamp_ns.{name}'])] for name in cameras}
-    return Observation(images, np.array(state), TASK)
 
 
 def infer(bundle, backend, observation, report, beta):
@@ -99,15 +90,3 @@ def infer(bundle, backend, observation, report, beta):
     for _ in range(int(report['number']) + 1):
         chunk, _ = policy.infer(observation)
     return chunk.actions
-
-
-def test_a_provider_that_is_not_here_fails_configure_and_says_what_is(bundle):
-    import onnxruntime
-
-    if 'CUDAExecutionProvider' in onnxruntime.get_available_providers():
-        pytest.skip('this ONNX Runtime has the provider')
-    with graph() as made:
-        process = start(made, bundle, '-p', 'device:=cuda')
-        assert not made.transition(NODE, 'configure')
-        assert made.state(NODE) == 'unconfigured'
-        made.wait_for(lambda: 'no CUDAExecutionProvider' in process.output(), 'the error')

@@ -11,7 +11,7 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.nodes.policy.prepared_settings import PreparedSettings
 from vla_runtime.nodes.policy.settings import live_settings, settings_from
 from vla_runtime.policy import Policy
-from vla_runtime.types import Observation, Reuse
+from vla_runtime.types import Observation
 from vla_tools.performance.bench import look
 
 DEFAULTS = {name: row.default for name, row in live_settings().items()}
@@ -33,12 +33,8 @@ def machine(monkeypatch, exported, tmp_path):
     return make
 
 
-@pytest.fixture
-def here(machine) -> Machine:
-    return machine(autotune=1)
-
-
-def test_new_steps_wait_for_their_graphs_and_the_first_chunk_captures_nothing(here):
+def test_new_steps_wait_for_their_graphs_and_the_first_chunk_captures_nothing(machine):
+    here = machine(autotune=1)
     policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
     policy.warm_up()
     values = {**DEFAULTS, 'instruction': 'push'}
@@ -60,120 +56,6 @@ def test_new_steps_wait_for_their_graphs_and_the_first_chunk_captures_nothing(he
     policy.close()
 
 
-def test_settings_of_the_start_are_prepared_before_the_first_request(here):
-    policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
-    policy.warm_up()
-    values = {**DEFAULTS, 'denoise_steps': 5}
-    settings = PreparedSettings(policy, values)
-    here.cuda.calls = []
-    assert settings.of(values) == values and settings.prepare() == 0.0
-    policy.settings = settings_from(values)
-    policy.infer(_observation(policy))
-    assert 'capture' not in here.cuda.calls
-    policy.close()
-
-
-def test_settings_that_cannot_be_prepared_at_the_start_are_an_error(here):
-    policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
-    policy.warm_up()
-    here.cuda.total_bytes = here.cuda.used_bytes
-    with pytest.raises(ValueError, match='denoise_steps'):
-        PreparedSettings(policy, {**DEFAULTS, 'denoise_steps': 5})
-    policy.close()
-
-
-def test_a_request_during_a_change_waits_for_one_capture_and_gets_the_chunk_of_before(
-    machine,
-):
-    here = machine(autotune=3)
-    policy, untouched = (Policy.load(here.bundle, 'tensorrt', 'cuda') for _ in range(2))
-    policy.warm_up()
-    settings = PreparedSettings(policy, DEFAULTS)
-    captures = []
-    # Another seed needs no other graphs, and does not begin again.
-    for seed in (0, 7):
-        settings.of({**DEFAULTS, 'denoise_steps': 5, 'seed': seed})
-        here.cuda.calls = []
-        settings.prepare()
-        captures.append(here.cuda.calls.count('capture'))
-        between, expected = (one.infer(_observation(one))[0] for one in (policy, untouched))
-        np.testing.assert_array_equal(between.actions, expected.actions)
-    # Without guidance, then with it.
-    assert captures == [1, 1]
-    assert policy.is_prepared(settings_from({**DEFAULTS, 'denoise_steps': 5}))
-    for one in (policy, untouched):
-        one.close()
-
-
-def test_what_needs_no_graph_takes_effect_at_once(here):
-    policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
-    policy.warm_up()
-    settings = PreparedSettings(policy, DEFAULTS)
-    for change in (
-        {'cfg_enabled': True, 'cfg_beta': 2.0, 'seed': 3},
-        # All four places were captured at load, and the plan is one of the loop's inputs.
-        {'real_time_chunking': True, 'rtc_mode': 'guided'},
-        {'real_time_chunking': True, 'rtc_mode': 'hard_prefix'},
-        {'cfg_mode': 'serial'},
-    ):
-        changed = {**DEFAULTS, **change}
-        assert settings.of(changed) == changed
-        assert settings.prepare() == 0.0
-    policy.close()
-
-
-def test_a_change_that_is_taken_back_prepares_nothing(here):
-    policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
-    policy.warm_up()
-    settings = PreparedSettings(policy, DEFAULTS)
-    settings.of({**DEFAULTS, 'denoise_steps': 5})
-    assert settings.of(DEFAULTS) == DEFAULTS and settings.prepare() == 0.0
-    policy.close()
-
-
-@pytest.mark.thorough
-def test_settings_that_cannot_be_prepared_are_tried_again_once_they_change(here):
-    policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
-    policy.warm_up()
-    settings = PreparedSettings(policy, DEFAULTS)
-    changed = {**DEFAULTS, 'denoise_steps': 5}
-    assert settings.of(changed) == DEFAULTS
-    total, here.cuda.total_bytes = here.cuda.total_bytes, here.cuda.used_bytes
-    with pytest.raises(RuntimeError, match='OUT_OF_MEMORY'):
-        settings.prepare()
-    here.cuda.total_bytes, here.cuda.calls = total, []
-    assert settings.refused == ['denoise_steps']
-    assert settings.of(changed) == DEFAULTS and settings.prepare() == 0.0
-    assert not here.cuda.calls
-    # Black, as the image that failed.
-    _, report = policy.infer(_observation(policy))
-    assert {outcome.reuse for outcome in report.cache.images.values()} == {Reuse.MISS}
-    again = {**changed, 'seed': 1}
-    for _ in range(2):
-        assert settings.of(again) == DEFAULTS and not settings.refused
-        settings.prepare()
-    assert settings.of(again) == again
-    policy.close()
-
-
-def test_a_refused_change_that_is_taken_back_is_forgotten(here):
-    policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
-    policy.warm_up()
-    settings = PreparedSettings(policy, DEFAULTS)
-    changed = {**DEFAULTS, 'denoise_steps': 5}
-    settings.of(changed)
-    total, here.cuda.total_bytes = here.cuda.total_bytes, here.cuda.used_bytes
-    with pytest.raises(RuntimeError, match='OUT_OF_MEMORY'):
-        settings.prepare()
-    here.cuda.total_bytes = total
-    assert settings.of(DEFAULTS) == DEFAULTS and not settings.refused
-    settings.of(changed)
-    assert not settings.refused and settings.prepare() == 0.0
-    settings.of(changed)
-    assert settings.prepare() > 0.0
-    policy.close()
-
-
 @pytest.mark.thorough
 def test_the_configured_number_of_steps_is_captured_at_load_as_often_as_the_build_said(machine):
     here = machine(autotune=3)
@@ -189,24 +71,81 @@ def test_the_configured_number_of_steps_is_captured_at_load_as_often_as_the_buil
     assert captures == [3 * (1 + 4 + 4)] * 2
 
 
-def test_without_graphs_every_change_takes_effect_at_once(here):
-    policy = Policy.load(here.bundle, 'torch', 'cpu')
-    settings = PreparedSettings(policy, DEFAULTS)
-    changed = {**DEFAULTS, 'denoise_steps': 5}
-    assert settings.of(changed) == changed
-    policy.close()
-
-
 def _observation(policy: Policy) -> Observation:
     images = dict.fromkeys(policy.spec.camera_names)
     images[policy.spec.camera_names[0]] = np.zeros((48, 64, 3), dtype=np.uint8)
     return look(policy.spec, images)
 
 
-def test_an_error_of_any_kind_at_the_start_says_which_settings_to_set_back():
-    class Failing:
-        def prepare(self, settings: PolicySettings) -> bool:
-            raise Exception('out of resource: shared memory')
+class Graphs:
+    """In place of a policy: each number of denoise steps needs two graphs of its own."""
 
+    def __init__(self) -> None:
+        self.captured = {None: 2}
+        self.fails = False
+
+    def is_prepared(self, settings: PolicySettings) -> bool:
+        return self.captured.get(settings.denoise_steps) == 2
+
+    def prepare(self, settings: PolicySettings) -> bool:
+        """Capture one of those that lack; return whether all are there."""
+        if self.fails:
+            raise RuntimeError('out of resource: shared memory')
+        steps = settings.denoise_steps
+        self.captured[steps] = min(self.captured.get(steps, 0) + 1, 2)
+        return self.is_prepared(settings)
+
+
+CHANGED = {**DEFAULTS, 'denoise_steps': 5}
+
+
+def test_settings_of_the_start_are_prepared_or_an_error_that_says_what_to_set_back():
+    policy = Graphs()
+    settings = PreparedSettings(policy, CHANGED)
+    assert policy.captured[5] == 2
+    assert settings.of(CHANGED) == CHANGED and settings.prepare() == 0.0
+    policy.fails = True
     with pytest.raises(ValueError, match='denoise_steps'):
-        PreparedSettings(Failing(), dict(DEFAULTS))
+        PreparedSettings(policy, CHANGED)
+
+
+def test_graphs_are_captured_one_at_a_time_and_what_needs_none_begins_nothing_anew():
+    policy = Graphs()
+    settings = PreparedSettings(policy, DEFAULTS)
+    for seed in (0, 7):
+        assert settings.of({**CHANGED, 'seed': seed}) == {**DEFAULTS, 'denoise_steps': 0}
+        assert (settings.prepare() > 0.0) == (seed == 7)
+    assert policy.captured[5] == 2
+    assert settings.of(CHANGED) == CHANGED
+    for change in ({'cfg_enabled': True, 'cfg_beta': 2.0}, {'seed': 3}, {'denoise_steps': 0}):
+        changed = {**CHANGED, **change}
+        assert settings.of(changed) == changed and settings.prepare() == 0.0
+
+
+def test_a_change_that_is_taken_back_prepares_nothing():
+    policy = Graphs()
+    settings = PreparedSettings(policy, DEFAULTS)
+    settings.of(CHANGED)
+    assert settings.of(DEFAULTS) == DEFAULTS and settings.prepare() == 0.0
+    assert 5 not in policy.captured
+
+
+@pytest.mark.parametrize('taken_back', [False, True])
+def test_settings_that_cannot_be_prepared_are_tried_again_once_they_change(taken_back: bool):
+    policy = Graphs()
+    settings = PreparedSettings(policy, DEFAULTS)
+    settings.of(CHANGED)
+    policy.fails = True
+    with pytest.raises(RuntimeError):
+        settings.prepare()
+    policy.fails = False
+    assert settings.refused == ['denoise_steps']
+    assert settings.of(CHANGED) == DEFAULTS and settings.prepare() == 0.0
+    again = {**CHANGED, 'seed': 1}
+    if taken_back:
+        assert settings.of(DEFAULTS) == DEFAULTS and not settings.refused
+        again = CHANGED
+    for _ in range(2):
+        assert settings.of(again) == DEFAULTS and not settings.refused
+        settings.prepare()
+    assert settings.of(again) == again

@@ -9,7 +9,7 @@ from diagnostic_msgs.msg import DiagnosticArray
 from graph import graph
 from test_policy_node import NODE, start
 from tiny_policy import tiny_spec, write_tiny_policy
-from tiny_robot import ROBOT, Drivers, write_robot
+from tiny_robot import ROBOT, Drivers
 
 pytestmark = pytest.mark.graph
 
@@ -48,24 +48,3 @@ def test_each_silent_topic_says_which_side_asks_what(tmp_path: Path) -> None:
                 f'{name}: {words}',
                 meanwhile=drivers,
             )
-
-
-def test_a_driver_that_has_ended_is_not_looked_for_in_the_robot_file(tmp_path: Path) -> None:
-    bundle = write_tiny_policy(tmp_path / 'bundle', tiny_spec(advantage='task_newline'))
-    robot = write_robot(tmp_path / 'robot.yaml')
-    with graph() as made:
-        diagnostics = made.collect(DiagnosticArray, '/diagnostics')
-        drivers = Drivers(made)
-        start(made, bundle, robot, '-p', 'autostart:=true')
-
-        def says(*words: str) -> bool:
-            statuses = (status for message in list(diagnostics)[-3:] for status in message.status)
-            return any(
-                one.name == f'{NODE}: camera top' and all(word in one.message for word in words)
-                for one in statuses
-            )
-
-        made.wait_for(lambda: says(' Hz'), 'frames', meanwhile=drivers)
-        drivers.end_top()
-        made.wait_for(lambda: says('/top/image', 'driver has ended'), 'its end', meanwhile=drivers)
-        assert not says('robot file')

@@ -11,11 +11,12 @@ from collections import Counter
 import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from graph import LATCHED, RELIABLE, Graph, Process, graph, popen
+from graph import LATCHED, RELIABLE, Graph, Process, graph, popen, statuses
 from rosbags.interfaces import QosDurability
 from rosbags.rosbag2 import Reader
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
+from thorough import thorough_but
 from tiny_policy import CAMERAS, tiny_spec, two_frames_spec, write_tiny_policy
 from tiny_robot import ROBOT, Drivers, write_robot
 from trajectory_msgs.msg import JointTrajectory
@@ -37,7 +38,7 @@ NODE = '/vla_policy'
 TASK = 'pick up the red cup'
 
 
-@pytest.fixture(scope='module', params=['pi05', 'smolvla'])
+@pytest.fixture(scope='module', params=thorough_but(['pi05'], ['pi05', 'smolvla']))
 def bundle(request, tmp_path_factory):
     spec = tiny_spec(request.param, advantage='task_newline')
     return write_tiny_policy(tmp_path_factory.mktemp('bundle') / 'tiny', spec)
@@ -84,15 +85,8 @@ class Bench:
         self.diagnostics.clear()
 
         def found():
-            return next(
-                (
-                    values_of(status)
-                    for message in self.diagnostics
-                    for status in message.status
-                    if status.name == '/vla_recorder: recording'
-                ),
-                None,
-            )
+            said = next(statuses(self.diagnostics, '/vla_recorder: recording'), None)
+            return said and values_of(said)
 
         return self.made.wait_for(found, "the recorder's status")
 
@@ -155,7 +149,7 @@ def test_what_it_records_replays_bit_for_bit(bundle, robot, tmp_path):
     assert qos[f'{NODE}/description'].durability is QosDurability.TRANSIENT_LOCAL
 
 
-@pytest.mark.parametrize('images', ['used', 'all'])
+@pytest.mark.parametrize('images', thorough_but(['used'], ['used', 'all']))
 @pytest.mark.parametrize('bundle', ['pi05'], indirect=True)
 def test_what_is_stamped_when_it_is_received_replays_bit_for_bit(bundle, tmp_path, images):
     """Stamps of a recorder's own would not be those that the policy node gave."""

@@ -1,18 +1,26 @@
-"""Publishers of one topic, told apart by number and joints, and what the core makes of it."""
+"""Joint states and poses on their way to the core: whose they are, and which of their numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+import rclpy
+from geometry_msgs.msg import PoseStamped
+from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import JointState
 from thorough import thorough_after
+from twist_robot import BOX, ROBOT, SPEC
 
 from vla_runtime.execution.plausibility import DoubledJoints
 from vla_runtime.messages.trajectories import ns_to_stamp
-from vla_runtime.nodes.executor.robot_link import PublisherStreams, _StateTaker
+from vla_runtime.nodes.executor.robot_link import PublisherStreams, RobotLink, _StateTaker
+from vla_runtime.nodes.executor.setup import measured_columns
 from vla_runtime.nodes.qos import MessageStamps
+from vla_runtime.robot.file import load_robot
+from vla_runtime.robot.match import match_robot
 from vla_runtime.robot.schema import JointStateTopic
 
 ARM, GRIPPER = ('shoulder', 'elbow'), ('gripper',)
@@ -116,3 +124,54 @@ def test_a_publisher_of_efforts_alone_is_no_second_one_of_positions(seed: int) -
                 message.header.stamp = ns_to_stamp(number * PERIOD_NS)
                 taker(message, {'publication_sequence_number': number})
     assert not topic.found
+
+
+# ---------------------------------------------------------------- the measured pose of a twist
+
+
+@pytest.fixture
+def node() -> Iterator[LifecycleNode]:
+    rclpy.init()
+    try:
+        made = LifecycleNode('link', namespace='left')
+        yield made
+        made.destroy_node()
+    finally:
+        rclpy.shutdown()
+
+
+def pose(frame: str) -> PoseStamped:
+    message = PoseStamped()
+    message.header.frame_id = frame
+    message.header.stamp = ns_to_stamp(1_500_000_000)
+    place = message.pose.position
+    place.x, place.y, place.z = 0.4, 0.1, 0.3
+    return message
+
+
+@pytest.mark.graph
+def test_a_pose_in_the_boxs_frame_is_the_measured_position(
+    node: LifecycleNode, tmp_path: Path
+) -> None:
+    path = tmp_path / 'cart.yaml'
+    box = BOX.replace('lower: [0.2,', 'lower: [-1e9,').replace('upper: [0.7,', 'upper: [1e9,')
+    text = ROBOT.replace('UNIT', 'm').replace('KIND', 'twist_stamped')
+    path.write_text(text.replace('BOX', f'{box} topic: tcp_pose,'))
+    robot = load_robot(path)
+    match = match_robot(robot, SPEC, 'bundle')
+    link = RobotLink(node, robot, match, lambda name, error: None)
+    taken: list[tuple[object, ...]] = []
+    (tool,) = match.tools
+    sources = {one.name: one.measured_as for one in measured_columns(match)}
+    assert {sources[name] for name in tool.columns} == {tool.topic}
+    take = link._pose_taker(lambda *given: taken.append(given), match.tools[0])
+    take(pose('/base'))
+    assert taken == [(('vy', 'vz'), [0.1, 0.3], 1_500_000_000, '/left/tcp_pose')]
+    take(pose('tool0'))
+    assert len(taken) == 1
+    assert "'tool0'" in link.state_faults(2_000_000_000, 10.0) and "'base'" in link.state_faults(
+        2_000_000_000, 10.0
+    )
+    take(pose('base'))
+    assert len(taken) == 2 and "'tool0'" not in link.state_faults(2_000_000_000, 10.0)
+    link.close()
