@@ -1,7 +1,5 @@
 """engines/README.md describes the bundle format as the code has it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -35,7 +33,7 @@ def _inside(hint: Any) -> Iterator[str]:
     if get_origin(hint) is Literal:
         yield from get_args(hint)
     elif is_dataclass(hint):
-        yield from _keys_and_words(hint)  # type: ignore[arg-type]
+        yield from _keys_and_words(hint)
     else:
         for inner in get_args(hint):
             yield from _inside(inner)

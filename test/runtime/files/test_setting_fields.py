@@ -1,9 +1,7 @@
 """A setting's default, range and words stand in its field, and are read from there alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -43,7 +41,7 @@ class Outer:
     hidden: str = 'as it is'
 
 
-def test_rows_come_in_the_order_of_the_fields_with_those_inside_at_their_places() -> None:
+def test_rows_come_in_the_order_of_the_fields_with_those_inside_at_their_places():
     rows = settings_of(Outer)
     assert [row.name for row in rows] == ['steps', 'inner_way', 'count', 'rate_hz']
     assert [row.default for row in rows] == [0, 'blend', 3, 2.0]
@@ -51,14 +49,14 @@ def test_rows_come_in_the_order_of_the_fields_with_those_inside_at_their_places(
     assert (rows[3].minimum, rows[3].maximum, rows[3].description) == (0.5, 4.0, 'rate')
 
 
-def test_values_go_in_and_come_out_by_the_names_of_the_parameters() -> None:
+def test_values_go_in_and_come_out_by_the_names_of_the_parameters():
     values = {'steps': 7, 'inner_way': 'switch', 'count': 9, 'rate_hz': 4.0}
     made = from_values(Outer, {**values, 'of_another_node': 1})
     assert made == Outer(steps=7, inner=Inner('switch', 9), rate_hz=4.0)
     assert values_of(made) == values
 
 
-def test_none_is_zero_in_a_parameter() -> None:
+def test_none_is_zero_in_a_parameter():
     assert values_of(Outer())['steps'] == 0
     assert from_values(Outer, {**values_of(Outer(steps=5)), 'steps': 0}) == Outer()
 
@@ -72,12 +70,10 @@ def test_none_is_zero_in_a_parameter() -> None:
         ({'count': float('nan')}, 'count is nan'),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_by_the_name_of_its_parameter(
-    change: dict[str, Any], words: str
-) -> None:
+def test_a_value_that_does_not_fit_is_refused_by_the_name_of_its_parameter(change, words):
     with pytest.raises(ValueError, match=words):
         replace(Inner(), **change)
 
 
-def test_the_ends_of_a_range_are_allowed() -> None:
+def test_the_ends_of_a_range_are_allowed():
     assert (Inner(count=1).count, Inner(count=9).count) == (1, 9)

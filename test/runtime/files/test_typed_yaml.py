@@ -1,7 +1,5 @@
 """Strict YAML: whatever a file says, the answer is a dataclass or the name of the field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """Images to pixels: reference cases, torch as oracle, and the promises about memory and errors."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 

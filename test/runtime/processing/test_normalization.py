@@ -1,7 +1,5 @@
 """Normalisation: reference cases, the sources' own formulas, round trips, bad statistics."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,13 +10,7 @@ from safetensors.numpy import load_file
 
 from vla_runtime.processing.normalization import Normalizer
 
-KINDS = (
-    'quantiles_openpi',
-    'quantiles_lerobot',
-    'mean_std_openpi',
-    'mean_std_lerobot',
-    'min_max',
-)
+KINDS = ('quantiles_openpi', 'quantiles_lerobot', 'mean_std_openpi', 'mean_std_lerobot', 'min_max')
 LOW, HIGH = np.array([-2.0, 0.0, 5.0]), np.array([1.0, 0.5, 5.0])
 STATISTICS = {
     'mean': np.array([0.5, -1.0, 5.0]),

@@ -1,7 +1,5 @@
 """Poses that are commanded through the joints of the robot's URDF."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import replace
@@ -113,12 +111,12 @@ on_violation: {{workspace: {workspace}}}
 """
 
 
-def matched(folder: Path, form: str = 'quaternion_wxyz', **words: str) -> tuple:
+def matched(folder: Path, spec: BundleSpec | None = None, text: str = '', **words: str) -> tuple:
     (folder / 'arm.urdf').write_text(urdf())
     path = folder / 'arm.yaml'
-    path.write_text(robot_text(**words))
+    path.write_text(text or robot_text(**words))
     robot = load_robot(path)
-    return robot, match_robot(robot, pose_spec(form), folder)
+    return robot, match_robot(robot, spec or pose_spec(), folder)
 
 
 class Arm:
@@ -189,7 +187,7 @@ needs_pinocchio = pytest.mark.skipif(
 @pytest.mark.parametrize('unit', ['rad', 'deg'])
 @pytest.mark.parametrize('form', ['quaternion_wxyz', 'rotation_6d_rows', 'axis_angle'])
 def test_a_pose_policy_moves_the_joints_until_the_tool_is_there(tmp_path, form, unit):
-    robot, match = matched(tmp_path, form, unit=unit)
+    robot, match = matched(tmp_path, pose_spec(form), unit=unit)
     assert match.column_names == JOINTS
     assert match.action_names == pose_spec(form).action_names
     size = 180.0 / math.pi if unit == 'deg' else 1.0
@@ -352,11 +350,8 @@ def test_without_pinocchio_a_pose_through_joints_is_refused_with_what_installs_i
 
 
 def test_a_link_needs_a_urdf(tmp_path):
-    (tmp_path / 'arm.urdf').write_text(urdf())
-    path = tmp_path / 'arm.yaml'
-    path.write_text(robot_text().replace('urdf: arm.urdf\n', ''))
     with pytest.raises(RobotError, match=r'poses\[0\]\.link'):
-        load_robot(path)
+        matched(tmp_path, text=robot_text().replace('urdf: arm.urdf\n', ''))
 
 
 @needs_pinocchio
@@ -378,15 +373,12 @@ def test_the_state_of_a_pose_that_an_output_carries_is_measured_through_the_join
         actions=tuple(ActionSpec(one.name, one.unit + rate, pose.kind) for one in spec.actions),
         poses=(pose,),
     )
-    (tmp_path / 'arm.urdf').write_text(urdf())
-    path = tmp_path / 'arm.yaml'
     text = robot_text().replace(
         'outputs:\n', f'outputs:\n  - {{kind: {kind}, topic: tool, pose: hand}}\n'
     )
     if kind == 'twist_stamped':
         text = text.replace('frame_id: base', 'frame_id: base, topic: tool_pose')
-    path.write_text(text)
-    match = match_robot(load_robot(path), spec, tmp_path)
+    _, match = matched(tmp_path, spec, text)
     # The output has the pose's numbers; no joint is commanded.
     assert [one.output.kind for one in match.outputs] == [kind]
     assert not set(match.column_names) & set(JOINTS)
@@ -416,10 +408,7 @@ def step_spec() -> BundleSpec:
     )
     return replace(
         spec,
-        state=(
-            StateSpec('elbow', 'rad'),
-            *(StateSpec(name, unit) for name, unit in units.items()),
-        ),
+        state=(StateSpec('elbow', 'rad'), *(StateSpec(name, unit) for name, unit in units.items())),
         actions=tuple(ActionSpec(f'd{name}', unit, 'delta') for name, unit in units.items()),
         poses=(pose,),
     )
@@ -428,10 +417,7 @@ def step_spec() -> BundleSpec:
 @needs_pinocchio
 @pytest.mark.parametrize('unit', ['rad', 'deg'])
 def test_a_pose_of_the_state_is_computed_from_the_measured_joints(tmp_path, unit):
-    (tmp_path / 'arm.urdf').write_text(urdf())
-    path = tmp_path / 'arm.yaml'
-    path.write_text(robot_text(unit))
-    match = match_robot(load_robot(path), step_spec(), tmp_path)
+    _, match = matched(tmp_path, step_spec(), unit=unit)
     # Each joint is measured once, the elbow's number of the state too.
     assert sorted(match.measured_joints) == sorted(JOINTS)
     assert len(match.state_joints) == len(set(match.state_joints)) == 7
@@ -446,12 +432,8 @@ def test_a_pose_of_the_state_is_computed_from_the_measured_joints(tmp_path, unit
 
 @needs_pinocchio
 def test_steps_from_the_computed_pose_move_the_tool_by_so_much(tmp_path):
-    (tmp_path / 'arm.urdf').write_text(urdf())
-    path = tmp_path / 'arm.yaml'
-    path.write_text(robot_text())
-    robot = load_robot(path)
     spec = step_spec()
-    match = match_robot(robot, spec, tmp_path)
+    robot, match = matched(tmp_path, spec)
     arm = Arm(robot, match, HOME)
     space = ActionSpace(
         spec.action_names,

@@ -338,21 +338,6 @@ def test_chunks_out_of_order_are_dropped_and_counted(bench):
     assert (status['accepted'], status['refused.out_of_order']) == ('1', '1')
 
 
-@pytest.mark.thorough
-def test_a_thousand_starts_and_stops_end_as_they_began(bench):
-    client = bench.graph.node.create_client(Trigger, f'{bench.node}/start')
-    stopper = bench.graph.node.create_client(Trigger, f'{bench.node}/stop')
-    bench.graph.wait_for(client.service_is_ready, 'the service')
-    bench.start()
-    for number in range(1000):
-        future = (client if number % 2 else stopper).call_async(Trigger.Request())
-        bench.graph.wait_for(future.done, 'an answer')
-        assert future.result().success
-    status = bench.wait_for_status('a wait', lambda s: s['reason'] == 'waiting_for_chunk')
-    assert status['mode'] == 'running'
-    bench.move(9)
-
-
 def test_a_robot_that_does_not_follow_is_not_pushed_on(bench):
     bench.start()
     bench.arm.follows = False

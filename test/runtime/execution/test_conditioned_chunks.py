@@ -1,10 +1,4 @@
-"""Chunks that continue the committed plan: the robot executes the rows that were meant for it.
-
-The policy here aligns the plan with its observation as the policy node does, by time. While the
-robot holds, time passes and steps do not: the two count apart from there on.
-"""
-
-from __future__ import annotations
+"""What chunks say of the plan that they continue, and of their observation."""
 
 import numpy as np
 import pytest
@@ -13,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thorough import examples
 
+from vla_runtime.execution.anchor_check import AnchorCheck
+from vla_runtime.execution.column_model import ColumnModel
+from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.types import ChunkHeader, PlanRequest
@@ -69,7 +66,7 @@ class TiedPolicy:
         last = kept[-1] if len(kept) else self._seen
         free = last + self._pace * np.arange(1, HORIZON - len(kept) + 1)
         self._number += 1
-        rig.executor.submit_chunk(
+        rig.offer(
             chunk_of(list(np.concatenate([kept, free])), step_time_s=self._step_ns * 1e-9),
             ChunkHeader(
                 self._observation_ns,
@@ -79,8 +76,6 @@ class TiedPolicy:
                 step=plan.step + over if tied else None,
                 request=plan.request,
             ),
-            rig.now_s,
-            rig.ros_ns,
         )
 
 
@@ -108,7 +103,7 @@ def travelled(
 
 
 @pytest.mark.parametrize('overrun', ['hold', 'continue'])
-def test_when_each_chunk_comes_after_its_interval_expect_no_standstill(overrun: str) -> None:
+def test_when_each_chunk_comes_after_its_interval_expect_no_standstill(overrun):
     """S of 1 at 50 Hz, frames of 12 Hz, 0.1 s an inference: the robot holds before each chunk."""
     positions = travelled(tying(1, overrun), 1 / 12, 0.1, 20_000_000)
     # The first delays are not known yet; from then on every row is the one that was meant.
@@ -127,8 +122,8 @@ def test_when_each_chunk_comes_after_its_interval_expect_no_standstill(overrun: 
     overrun=st.sampled_from(['hold', 'continue']),
 )
 def test_when_chunks_continue_the_plan_at_any_rates_expect_motion_to_go_on(
-    camera_hz: float, step_hz: int, interval: int, inference_s: float, overrun: str
-) -> None:
+    camera_hz, step_hz, interval, inference_s, overrun
+):
     step_ns = 1_000_000_000 // step_hz
     positions = travelled(tying(interval, overrun), 1 / camera_hz, inference_s, step_ns)
     moves = np.flatnonzero(np.abs(np.diff(positions)) > 1e-9)
@@ -137,17 +132,17 @@ def test_when_chunks_continue_the_plan_at_any_rates_expect_motion_to_go_on(
     assert longest_s <= 1 / camera_hz + 2 * inference_s + step_ns * 1e-9 + 4 * PERIOD_S
 
 
-def test_when_the_robot_held_since_the_observation_expect_the_rows_behind_the_hold() -> None:
+def test_when_the_robot_held_since_the_observation_expect_the_rows_behind_the_hold():
     rig = Rig(holding(replan_interval=2, handover=HandoverParameters('rtc'))).started()
     observed_ns = rig.ros_ns
     rig.submit([0.01 * row for row in range(HORIZON)], observed_ns)
     # Two steps, then a hold of ten steps' time.
     rig.tick(2 * 4 + 10 * 4)
     assert rig.reason == 'starved'
-    plan = rig.executor.poll_request(rig.now_s, rig.ros_ns)
+    plan = rig.poll()
     assert plan is not None
     # Made on a frame from three steps before: rows 0 to 2 stand for the hold.
-    result = rig.executor.submit_chunk(
+    result = rig.offer(
         chunk_of([0.02] * 3 + [0.03 + 0.01 * row for row in range(HORIZON - 3)]),
         ChunkHeader(
             rig.ros_ns - 3 * STEP_NS,
@@ -157,20 +152,89 @@ def test_when_the_robot_held_since_the_observation_expect_the_rows_behind_the_ho
             step=plan.step - 3,
             request=plan.request,
         ),
-        rig.now_s,
-        rig.ros_ns,
     )
     assert result.join_index == 3
 
 
 @pytest.mark.parametrize('step', [10**9, -(10**9)])
-def test_when_a_chunk_names_an_impossible_step_expect_no_row_out_of_it(step: int) -> None:
+def test_when_a_chunk_names_an_impossible_step_expect_no_row_out_of_it(step):
     rig = Rig(holding(replan_interval=2, handover=HandoverParameters('rtc'))).started()
-    result = rig.executor.submit_chunk(
-        chunk_of([0.0] * HORIZON),
-        ChunkHeader(rig.ros_ns, 0, 1, tied=True, step=step),
-        rig.now_s,
-        rig.ros_ns,
+    result = rig.offer(
+        chunk_of([0.0] * HORIZON), ChunkHeader(rig.ros_ns, 0, 1, tied=True, step=step)
     )
     assert result.accepted == (step > 0)
     assert result.accepted or 'has 32 rows, but it could only be joined at row' in result.text
+
+
+# --- A policy that stamps its chunks when it sends them is named; an honest one never is
+
+S = 1_000_000_000
+ANCHOR_STEP_S = 0.04
+
+
+class Policy:
+    """Plans 30 rows from where the robot was some time ago, towards a goal; on a rig of two."""
+
+    def __init__(self, anchored_s: float, stamped_s: float, speed: float = 0.5) -> None:
+        self.rig = Rig(holding(replan_interval=5), restart_after_outage_s=60.0).started()
+        self.anchored_s, self.stamped_s, self.speed = anchored_s, stamped_s, speed
+        self.goal = np.array([1.5, 1.5])
+        self.texts: list[str] = []
+        # As far back as the policy looks.
+        self.rig.tick(100)
+
+    def run(self, seconds: float) -> None:
+        """Tick, and answer every 0.2 s."""
+        rig = self.rig
+        for number in range(round(seconds / 0.01)):
+            rig.tick()
+            if number % 20:
+                continue
+            ago = max(0, len(rig.ticks) - 1 - round(self.anchored_s / 0.01))
+            rows, place = [], rig.ticks[ago].command.setpoints.copy()
+            for _ in range(30):
+                way = self.speed * ANCHOR_STEP_S
+                place = place + np.clip(self.goal - place, -way, way)
+                rows.append(place)
+            result = rig.submit(np.array(rows), rig.ros_ns - round(self.stamped_s * S))
+            assert result.accepted, result.text
+            self.texts.append(result.text)
+
+    @property
+    def named(self) -> bool:
+        return any('header.stamp' in text for text in self.texts)
+
+
+def test_chunks_that_begin_where_the_robot_was_before_their_stamp_are_named():
+    policy = Policy(anchored_s=0.6, stamped_s=0.0)
+    policy.run(2.0)
+    assert policy.named
+
+
+@pytest.mark.parametrize('age_s', [0.0, 0.3, 0.6])
+def test_chunks_stamped_with_the_time_of_their_observation_are_not(age_s):
+    policy = Policy(anchored_s=age_s, stamped_s=age_s)
+    for goal in (1.5, 0.0, 1.5):
+        policy.goal = np.full(2, goal)
+        policy.run(2.0)
+    assert not policy.named
+
+
+def test_a_robot_that_turns_round_again_and_again_is_not():
+    policy = Policy(anchored_s=0.0, stamped_s=0.0, speed=1.0)
+    for turn in range(12):
+        policy.goal = np.full(2, 0.4 * (turn % 2))
+        policy.run(0.5)
+    assert not policy.named
+
+
+@pytest.mark.parametrize('every', [2, 5, 20])
+def test_a_policy_that_continues_its_plan_ahead_of_a_lagging_robot_is_not(every):
+    """On its way back the command lies where the robot was on its way there."""
+    columns = CommandColumns((Column('a'), Column('b')))
+    check = AnchorCheck(ColumnModel(columns))
+    angle = np.abs((np.arange(2000) * 0.01 + 2.0) % 4.0 - 2.0)  # to and fro at 1 rad/s
+    for tick in range(25, len(angle)):
+        check.note(S + tick * S // 100, np.full(2, angle[tick - 25]))
+        if tick % every == 0:
+            assert check.judge(S + tick * S // 100, np.full(2, angle[tick])) == ''
