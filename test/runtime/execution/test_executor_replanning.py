@@ -112,18 +112,15 @@ def test_when_started_expect_a_chunk_wanted_once():
     assert rig.poll() is None
 
 
-def test_when_asynchronous_expect_the_request_as_many_steps_early_as_the_delay():
-    continuing = {'overrun': 'continue', 'max_overrun_steps': 2}
-    rig = rig_of(replan_interval=10, delay=DelayParameters(floor_steps=4), **continuing)
-    rig.submit(FLAT)
-    rig.run_until(lambda _: rig.executor.wants_chunk)
-    assert rig.executor.status().step == 6
-
-
-@pytest.mark.parametrize(('interpolation', 'step'), [('cubic', 5), ('linear', 6)])
-def test_when_the_last_step_would_brake_expect_the_request_a_step_earlier(interpolation, step):
+# Where the robot would hold, its last step brakes, but along a straight line.
+@pytest.mark.parametrize(
+    ('overrun', 'interpolation', 'step'),
+    [('continue', 'cubic', 6), ('hold', 'cubic', 5), ('hold', 'linear', 6)],
+)
+def test_a_request_goes_out_as_many_steps_early_as_the_delay(overrun, interpolation, step):
+    given = {'overrun': overrun, 'max_overrun_steps': 2 * (overrun == 'continue')}
     delay = DelayParameters(floor_steps=4)
-    rig = rig_of(replan_interval=10, delay=delay, interpolation=interpolation)
+    rig = rig_of(replan_interval=10, delay=delay, interpolation=interpolation, **given)
     rig.submit(FLAT)
     rig.run_until(lambda _: rig.executor.wants_chunk)
     assert rig.executor.status().step == step
@@ -188,25 +185,17 @@ def test_when_synchronous_expect_execute_hold_ask_go_on():
 # ---------------------------------------------------------------- late chunks
 
 
-def test_when_late_and_overrun_holds_expect_hold_on_the_last_row():
-    rig = rig_of()
-    rig.submit([0.01 * (row + 1) for row in range(20)])
-    rig.tick(40)
-    assert rig.command.kind is CommandKind.HOLD and rig.reason == 'starved'
-    assert rig.command.setpoints == pytest.approx([0.05, 0.05])
-    assert rows_executed_of(rig, 1) == [0, 1, 2, 3, 4]
-
-
-def test_when_late_and_overrun_continues_expect_at_most_so_many_steps_more_and_hold():
-    rig = rig_of(overrun='continue', max_overrun_steps=3)
+@pytest.mark.parametrize('more', [0, 3])
+def test_when_late_expect_at_most_so_many_steps_more_and_then_a_hold(more):
+    rig = rig_of(overrun='continue' if more else 'hold', max_overrun_steps=more)
     rig.submit([0.01 * (row + 1) for row in range(20)])
     rig.tick(60)
-    assert rig.reason == 'starved'
-    assert rows_executed_of(rig, 1) == list(range(8))
-    assert rig.command.setpoints == pytest.approx([0.08, 0.08])
-    assert rig.executor.counters.overrun_steps == 3
+    assert rig.command.kind is CommandKind.HOLD and rig.reason == 'starved'
+    assert rows_executed_of(rig, 1) == list(range(5 + more))
+    assert rig.command.setpoints == pytest.approx([0.01 * (5 + more)] * 2)
     overrun = [tick for tick in rig.ticks if tick.command.reason is Reason.OVERRUN]
-    assert 11 <= len(overrun) <= 13
+    assert rig.executor.counters.overrun_steps == more
+    assert 4 * more - 1 <= len(overrun) <= 4 * more + (more > 0)
     assert rig.executor.counters.overrun_ticks == len(overrun)
 
 

@@ -103,6 +103,33 @@ def test_when_acceleration_clamps_expect_the_chunk_left_to_the_motion_limiter():
     assert not check.rejected and not check.clamped and check.rows is rows
 
 
+def test_columns_have_flags_labels_and_what_measures_them_in_the_order_of_the_command():
+    columns = CommandColumns(
+        [
+            Column('lift', scale=2.0),
+            Column('turn', continuous=True, measured_as='/pose'),
+            Column('reach', feedback=False, measured_as='/pose'),
+            *(Column(f'q{part}', quaternion='tool') for part in 'wxyz'),
+            Column('wheel', 'velocity'),
+        ]
+    )
+    assert columns.is_velocity.tolist() == [False] * 7 + [True] == (~columns.is_position).tolist()
+    assert columns.has_feedback.tolist() == [True, True, False, *[True] * 5]
+    assert columns.is_continuous.tolist() == [False, True, *[False] * 6]
+    assert columns.in_rotation.tolist() == [False] * 3 + [True] * 4 + [False]
+    assert [group.tolist() for group in columns.quaternions] == [[3, 4, 5, 6]]
+    assert columns.labels == ('lift', 'turn', 'reach', *['tool.rotation'] * 4, 'wheel')
+    assert columns.scale.tolist() == [2.0, *[1.0] * 7] and columns.count == 8
+    assert columns.measured_by([0, 1, 2, 7]) == ['lift', '/pose', 'wheel']
+    assert not any(array.flags.writeable for array in (columns.scale, *columns.quaternions))
+    # A chunk may name them in another order; a rotation's distance is its angle.
+    assert columns.order_of(columns.names[::-1]).tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
+    start, end = np.zeros((2, 2, 8))
+    start[:, 3], end[:, 3:5] = 1.0, [-np.cos(0.2), np.sin(0.2)]
+    end[:, 0] = [3.0, -3.0]
+    assert columns.distance(start, end) == pytest.approx(np.array([[3, 0, 0, *[0.4] * 4, 0]] * 2))
+
+
 def test_when_angles_wrap_expect_the_short_way_and_the_nearest_turn():
     columns = CommandColumns([Column('a', continuous=True), Column('b')])
     rows = np.array([[3.0, 3.0], [-3.1, -3.1], [-2.9, -2.9]])

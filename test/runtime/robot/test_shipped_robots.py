@@ -1,6 +1,5 @@
 """Each robot file of the package drives a policy of the shape that is trained for its robot."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -178,15 +177,6 @@ def test_the_pages_twist_bundle_fits_once_they_are_there(tmp_path, grip):
     (pose,) = match.measured_poses
     assert pose.state == tuple(range(6))
     assert [one.output.kind for one in match.outputs][:1] == ['twist_stamped']
-
-
-@pytest.mark.parametrize('name', [*POLICIES, 'tabletop', 'ur5e_servo'])
-def test_a_robot_file_says_where_its_numbers_are_from(name):
-    head = (ROBOTS / f'{name}.yaml').read_text(encoding='utf-8').partition('\njoint_states:')[0]
-    comments = ' '.join(re.findall(r'^# ?(.*)$', head, re.MULTILINE))
-    # A file of somebody's repository, or of this one.
-    assert re.search(r'\w+\.(yaml|urdf|xml|py|xacro)\b', comments)
-    assert 'imits' in comments
 
 
 def test_aloha_has_no_ros2_control_and_its_gripper_is_measured_in_m_and_commanded_in_rad():
