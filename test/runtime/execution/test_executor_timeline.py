@@ -105,8 +105,10 @@ def test_when_velocity_column_expect_its_rows_commanded_and_zero_at_the_end():
     assert rig.command.setpoints == pytest.approx([0.01, 0.0])
 
 
-def test_when_plan_is_asked_for_expect_rows_still_to_come_and_time_of_the_first():
+def test_when_plan_is_asked_for_expect_past_rows_as_wanted_and_those_still_to_come():
     rig = Rig(executor_parameters()).started()
+    plan = rig.executor.committed_plan(rig.ros_ns)
+    assert plan.rows.shape == (0, 2) and plan.certain == 0
     rig.submit(ROWS)
     rig.tick(10)  # 2.5 steps
     plan = rig.executor.committed_plan(rig.ros_ns)
@@ -114,23 +116,10 @@ def test_when_plan_is_asked_for_expect_rows_still_to_come_and_time_of_the_first(
     assert plan.rows[:, 0] == pytest.approx(ROWS[2:])
     assert plan.stamp_ns == rig.ros_ns - STEP_NS // 2
     assert plan.certain == 3 and plan.names == ('a', 'b')
-
-
-def test_when_past_steps_are_asked_for_expect_them_in_front():
-    rig = Rig(executor_parameters()).started()
-    rig.submit(ROWS)
-    rig.tick(13)
-    plan = rig.executor.committed_plan(rig.ros_ns, past_steps=2)
-    assert (plan.step, rig.executor.status().step) == (1, 3)
-    assert plan.rows[:, 0] == pytest.approx(ROWS[1:])
-    plan = rig.executor.committed_plan(rig.ros_ns, past_steps=50)
-    assert (plan.step, rig.executor.status().step) == (0, 3)
-
-
-def test_when_holding_expect_an_empty_plan():
-    rig = Rig(executor_parameters()).started()
-    plan = rig.executor.committed_plan(rig.ros_ns)
-    assert plan.rows.shape == (0, 2) and plan.certain == 0
+    for past, step in ((1, 1), (50, 0)):
+        plan = rig.executor.committed_plan(rig.ros_ns, past_steps=past)
+        assert (plan.step, rig.executor.status().step) == (step, 2)
+        assert plan.rows[:, 0] == pytest.approx(ROWS[step:])
 
 
 def test_when_policy_follows_the_plan_expect_its_rows_to_lie_on_the_same_steps():

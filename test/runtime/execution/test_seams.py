@@ -386,25 +386,18 @@ def velocity_jump(rig: Rig) -> float:
     return float(np.abs(rig.executor.handovers[-1].velocity_jump).max())
 
 
-def test_when_a_chunk_under_rtc_is_not_tied_expect_a_blend_that_is_told():
-    unconditioned, blended = (
-        cross_to_a_higher_chunk('rtc', tied=False),
-        cross_to_a_higher_chunk('blend', tied=False),
+@pytest.mark.parametrize(('tied', 'mode'), [(False, 'blend'), (True, 'switch')])
+def test_a_chunk_under_rtc_that_is_not_tied_is_blended_and_told_and_a_tied_one_is_as_it_is(
+    tied, mode
+):
+    rig, other = (
+        cross_to_a_higher_chunk('rtc', tied=tied),
+        cross_to_a_higher_chunk(mode, tied=False),
     )
-    assert velocity_jump(unconditioned) == pytest.approx(velocity_jump(blended))
-    assert unconditioned.executor.handovers[-1].mode == 'blend'
-    assert unconditioned.executor.status().unconditioned
-    assert not blended.executor.status().unconditioned
-
-
-def test_when_a_chunk_under_rtc_is_tied_expect_its_rows_as_they_are():
-    tied, switched = (
-        cross_to_a_higher_chunk('rtc', tied=True),
-        cross_to_a_higher_chunk('switch', tied=False),
-    )
-    assert velocity_jump(tied) == pytest.approx(velocity_jump(switched))
-    assert tied.executor.handovers[-1].mode == 'rtc'
-    assert not tied.executor.status().unconditioned
+    assert velocity_jump(rig) == pytest.approx(velocity_jump(other))
+    assert rig.executor.handovers[-1].mode == ('rtc' if tied else 'blend')
+    assert rig.executor.status().unconditioned is not tied
+    assert not other.executor.status().unconditioned
 
 
 def test_when_the_first_chunk_under_rtc_sets_out_from_a_hold_expect_no_complaint():
