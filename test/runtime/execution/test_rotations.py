@@ -49,8 +49,6 @@ def angle(start: np.ndarray, end: np.ndarray) -> float:
     )
 
 
-# --- Rotations in chunks and commands: their limits, by the times of the commands
-
 DT_S = 0.01
 HAND = tuple(Column(f'hand.q{part}', feedback=False, quaternion='hand') for part in 'wxyz')
 NAMES = tuple(column.name for column in HAND)

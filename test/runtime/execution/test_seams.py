@@ -146,9 +146,6 @@ def ramp(start: float, count: int = 30) -> list[float]:
     return [start + SLOPE * (row + 1) for row in range(count)]
 
 
-# ---------------------------------------------------------------- in time
-
-
 @pytest.mark.parametrize('rate_hz', thorough_but([100, 210], [50, 100, 210, 500]))
 @pytest.mark.parametrize('delay_steps', [0, 1, 3])
 @pytest.mark.parametrize('mode', ['switch', 'blend', 'ensemble', 'rtc'])

@@ -125,7 +125,7 @@ class Arm:
     def __init__(self, robot, match: RobotMatch, start: np.ndarray) -> None:
         self.match, self.joints, self.tick = match, start.copy(), 0
         self.core = make_core(GIVEN, robot, match, ClampLatch(0), use_sim_time=False)
-        self.results = []
+        self.results, self.sent = [], []
         report(self.core.observe_state, match.column_names, self.joints.tolist(), ROS_NS)
         self._measure()
         self.core.tick(0.0, ROS_NS)
@@ -144,24 +144,14 @@ class Arm:
             command = self.core.tick(now_s, ros_ns)
             if command.kind is not CommandKind.IDLE:
                 self.joints = command.setpoints.copy()
+                self.sent.append(self.joints)
             asked = self.core.poll_request(now_s, ros_ns)
             if asked is None:
                 continue
-            chunk = ActionChunk(
-                rows(),
-                self.match.action_names,
-                self.match.action_kinds,
-                STEP_S,
-                np.zeros((STEPS, 0)),
-            )
-            self.results.append(
-                self.core.submit_chunk(
-                    chunk,
-                    ChunkHeader(ros_ns, 0, len(self.results) + 1, request=asked.request),
-                    now_s,
-                    ros_ns,
-                )
-            )
+            names, kinds = self.match.action_names, self.match.action_kinds
+            chunk = ActionChunk(rows(), names, kinds, STEP_S, np.zeros((STEPS, 0)))
+            header = ChunkHeader(ros_ns, 0, len(self.results) + 1, request=asked.request)
+            self.results.append(self.core.submit_chunk(chunk, header, now_s, ros_ns))
 
 
 def rows_to(match: RobotMatch, place: np.ndarray, turned: np.ndarray, form: str, joints) -> object:

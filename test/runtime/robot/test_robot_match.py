@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paths import ROOT
+from test_kinematics import STEP_S, STEPS, Arm
 from tiny_policy import tiny_spec
 from twist_robot import BOX, ROBOT, SPEC
 from twist_robot import TWIST as CART_OWN_TWIST
@@ -20,16 +21,11 @@ from vla_runtime.bundle.schema import (
     PoseSpec,
     StateSpec,
 )
-from vla_runtime.execution.command import CommandKind
-from vla_runtime.execution.guard import ClampLatch
 from vla_runtime.families.pi.declaration import PI05
-from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS
-from vla_runtime.nodes.executor.setup import make_core
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.robot.file import RobotError, load_robot
 from vla_runtime.robot.match import MatchError, RobotMatch, match_robot
 from vla_runtime.robot.schema import Robot
-from vla_runtime.types import ActionChunk, ChunkHeader
 
 ROBOTS = ROOT / 'config' / 'robots'
 SO101 = ('shoulder_pan', 'shoulder_lift', 'elbow_flex', 'wrist_flex', 'wrist_roll', 'gripper')
@@ -515,36 +511,21 @@ def test_a_pose_stays_in_its_box_at_its_speed_where_a_joint_is_called_as_its_act
     robot = load_robot(path)
     spec = replace(pose_policy(replace(TOOL, kind='delta')), state=measured(('x', 'm')))
     match = match_robot(robot, spec, 'bundle')
-    given = {parameter.name: parameter.default for parameter in EXECUTOR_PARAMETERS}
-    core = make_core(given, robot, match, ClampLatch(0), use_sim_time=False)
-    start_ns, here, number, sent, results = 10**18, 0.3, 0, [], []
-    core.tick(0.0, start_ns)
-    assert core.start(0.0, start_ns).started
-    for tick in range(1, 250):
-        now_s, now_ns = 0.01 * tick, start_ns + 10_000_000 * tick
-        core.observe_state(('x',), (here,), now_ns)
-        command = core.tick(now_s, now_ns)
-        if command.kind is not CommandKind.IDLE:
-            here = command.setpoints[0]
-            sent.append(here)
-        asked = core.poll_request(now_s, now_ns)
-        if asked is None:
-            continue
-        number += 1
-        rows = np.zeros((16, 6))
+    arm = Arm(robot, match, np.array([0.3, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0]))
+
+    def rows() -> np.ndarray:
         # At twice the pose's speed to the box, and later through it.
-        goal = 0.5 if tick < 150 else 5.0
-        rows[:, 0] = np.minimum(here + 0.05 * np.arange(16), goal)
-        rows[:, 2] = 0.2
-        chunk = ActionChunk(rows, match.action_names, match.action_kinds, 0.05, rows)
-        results.append(
-            core.submit_chunk(
-                chunk, ChunkHeader(now_ns, 0, number, request=asked.request), now_s, now_ns
-            )
-        )
+        goal = 0.5 if arm.tick < 150 else 5.0
+        found = np.zeros((STEPS, 6))
+        found[:, 0] = np.minimum(arm.joints[0] + STEP_S * np.arange(STEPS), goal)
+        found[:, 2] = 0.2
+        return found
+
+    arm.run(250, rows)
+    sent = [command[0] for command in arm.sent]
     assert len(sent) > 50 and max(sent) == pytest.approx(0.5)
     assert np.diff(sent).max() == pytest.approx(0.5 * 0.01)
-    assert results[0].accepted and "workspace of 'x' in row" in results[-1].text
+    assert arm.results[0].accepted and "workspace of 'x' in row" in arm.results[-1].text
 
 
 def test_accelerations_of_a_pose_are_those_of_its_columns(tmp_path):

@@ -157,7 +157,7 @@ def test_start_stop_cycles_leave_memory_and_state_as_they_were(bench):
                 bench.graph.wait_for(future.done, 'an answer')
                 assert future.result().success, future.result().message
 
-    cycle(50)
+    cycle(100)
     before_kib, threads = memory_kib(pid), len(list(Path(f'/proc/{pid}/task').iterdir()))
     # 10 KiB a cycle would show.
     cycle(200)
