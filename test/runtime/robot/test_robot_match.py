@@ -138,13 +138,18 @@ def test_lerobot_names_and_degrees_become_joints_in_radians():
     assert command[5] == pytest.approx(1.74533)
 
 
-def test_percent_of_the_calibrated_range_becomes_radians():
+def test_percent_of_the_calibrated_range_becomes_radians_and_comes_back():
     match = match_robot(load_robot(ROBOTS / 'so101.yaml'), lerobot_so101('percent'), 'bundle')
     limits = match.limits
-    lowest = match.actions.to_robot(np.array([-100.0] * 5 + [0.0]))
-    highest = match.actions.to_robot(np.full(6, 100.0))
-    assert lowest == pytest.approx(limits.lower, abs=1e-5)
-    assert highest == pytest.approx(limits.upper, abs=1e-5)
+    ends = np.array([[-100.0] * 5 + [0.0], [100.0] * 6])
+    assert match.actions.to_robot(ends) == pytest.approx(
+        np.array([limits.lower, limits.upper]), abs=1e-5
+    )
+    rows = np.random.default_rng(0).uniform(-100, 100, (8, 6))
+    assert match.actions.to_policy(match.actions.to_robot(rows)) == pytest.approx(rows)
+    assert match.state.to_policy(match.state.to_robot(rows)) == pytest.approx(rows)
+    # A gripper has no tracking error, and a joint that of its range.
+    assert np.isnan(limits.tracking_error[:5]).all() and np.isinf(limits.tracking_error[5])
 
 
 @pytest.mark.parametrize(
@@ -173,13 +178,6 @@ def test_units_of_a_policy_are_converted_whatever_zero_and_one_say(tmp_path):
     assert match.actions.to_robot(np.array([0.0, 0.0, 40.0]))[2] == pytest.approx(0.04)
 
 
-def test_scaling_goes_both_ways():
-    match = match_robot(load_robot(ROBOTS / 'so101.yaml'), lerobot_so101('percent'), 'bundle')
-    rows = np.random.default_rng(0).uniform(-100, 100, (8, 6))
-    assert match.actions.to_policy(match.actions.to_robot(rows)) == pytest.approx(rows)
-    assert match.state.to_policy(match.state.to_robot(rows)) == pytest.approx(rows)
-
-
 def test_cameras_are_found_by_name_or_alias_and_absent_ones_left_out():
     spec = replace(
         lerobot_so101('deg'),
@@ -194,22 +192,12 @@ def test_cameras_are_found_by_name_or_alias_and_absent_ones_left_out():
     assert topics == {'base_0_rgb': 'front/image_raw', 'wrist': 'wrist/image_raw'}
 
 
-def test_each_output_takes_its_columns_in_its_own_order(arm):
+def test_each_output_takes_its_columns_in_its_own_order_and_limits_have_that_of_the_columns(arm):
     match = match_robot(arm, SAME, 'bundle')
     assert match.column_names == ('turn', 'lift', 'hand')
     carried = {output.output.topic: output.columns for output in match.outputs}
     assert carried == {'hand/commands': (2,), 'arm/commands': (0, 1)}
     assert [column.continuous for column in match.columns] == [True, False, False]
-
-
-def test_a_gripper_has_no_tracking_error_and_a_joint_that_of_its_range():
-    match = match_robot(load_robot(ROBOTS / 'so101.yaml'), lerobot_so101('percent'), 'bundle')
-    assert np.isnan(match.limits.tracking_error[:5]).all()
-    assert np.isinf(match.limits.tracking_error[5])
-
-
-def test_limits_are_the_robots_in_the_order_of_the_columns(arm):
-    match = match_robot(arm, SAME, 'bundle')
     assert match.limits.lower == pytest.approx([-np.inf, -1.0, 0.0])
     assert match.limits.velocity == pytest.approx([3.0, 2.0, 0.2])
     assert np.isinf(match.limits.acceleration).all()
