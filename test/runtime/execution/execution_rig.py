@@ -150,8 +150,8 @@ class Rig:
     def start(self) -> StartResult:
         return self.executor.start(self.now_s, self.ros_ns)
 
-    def poll(self) -> PlanRequest | None:
-        return self.executor.poll_request(self.now_s, self.ros_ns)
+    def poll(self, past_steps: int = 0) -> PlanRequest | None:
+        return self.executor.poll_request(self.now_s, self.ros_ns, past_steps)
 
     def offer(self, chunk: ActionChunk, header: ChunkHeader) -> SubmitResult:
         return self.executor.submit_chunk(chunk, header, self.now_s, self.ros_ns)
@@ -192,6 +192,46 @@ class Rig:
             if command.kind is CommandKind.TRACK and (not steps or steps[-1] != found):
                 steps.append(found)
         return steps
+
+
+class CameraPolicy:
+    """Answers each request from the newest frame, one at a time, `inference_s` later.
+
+    Args:
+        rig: rig whose requests are answered.
+        frame_s: period of the camera; the newest frame is the observation.
+        inference_s: from request to answer.
+    """
+
+    past_steps = 0
+
+    def __init__(self, rig: Rig, frame_s: float, inference_s: float) -> None:
+        self.rig, self.frame_s, self.inference_s = rig, frame_s, inference_s
+        # Frames of this time never come, from and to, seconds.
+        self.gap_s = (0.0, 0.0)
+        self.plan: PlanRequest | None = None
+        self.due_s, self.seen = 0.0, 0.0
+        self.observation_ns, self.asked_ns, self.answers = 0, 0, 0
+
+    def work(self) -> None:
+        """Take what the executor asks for, and answer what is ready."""
+        rig = self.rig
+        if self.plan is not None and rig.now_s >= self.due_s:
+            plan, self.plan = self.plan, None
+            self.answers += 1
+            self.answer(plan)
+        plan = rig.poll(self.past_steps)
+        if plan is not None and self.plan is None:
+            self.plan, self.due_s = plan, rig.now_s + self.inference_s
+            now_s = (rig.ros_ns - ROS_START_NS) * 1e-9
+            if self.gap_s[0] < now_s < self.gap_s[1]:
+                now_s = self.gap_s[0]
+            frame_s = int(now_s / self.frame_s) * self.frame_s
+            self.observation_ns = ROS_START_NS + round(frame_s * 1e9)
+            self.asked_ns, self.seen = rig.ros_ns, float(rig.measured[0])
+
+    def answer(self, plan: PlanRequest) -> None:
+        raise NotImplementedError
 
 
 def rig_of(**config: Any) -> Rig:

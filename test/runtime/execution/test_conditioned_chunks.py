@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from execution_rig import ROS_START_NS, STEP_NS, Rig, chunk_of, holding
+from execution_rig import STEP_NS, CameraPolicy, Rig, chunk_of, holding
 from hypothesis import given
 from hypothesis import strategies as st
 from thorough import examples
@@ -17,45 +17,21 @@ from vla_runtime.types import ChunkHeader, PlanRequest
 HORIZON = 32
 PERIOD_S = 0.01
 RUN_S = 6.0
+PACE = 0.01
 
 
-class TiedPolicy:
-    """Continues the plan for its certain rows, then moves on by `pace` a row.
+class TiedPolicy(CameraPolicy):
+    """Continues the plan for its certain rows, then moves on by `PACE` a row of `step_ns`."""
 
-    Args:
-        rig: rig whose requests are answered, one at a time, `inference_s` later.
-        frame_s: period of the camera; the newest frame is the observation.
-        inference_s: from request to chunk.
-        step_ns: step time of the policy.
-        pace: units a row.
-    """
+    past_steps = 8
 
-    def __init__(
-        self, rig: Rig, frame_s: float, inference_s: float, step_ns: int, pace: float = 0.01
-    ) -> None:
-        self._rig = rig
-        self._frame_s, self._inference_s = frame_s, inference_s
-        self._step_ns, self._pace = step_ns, pace
-        self._plan: PlanRequest | None = None
-        self._observation_ns, self._due_s, self._number = 0, 0.0, 0
-        self._seen = 0.0
+    def __init__(self, rig: Rig, frame_s: float, inference_s: float, step_ns: int) -> None:
+        super().__init__(rig, frame_s, inference_s)
+        self.step_ns = step_ns
 
-    def work(self) -> None:
-        """Take what the executor asks for, and answer what is ready."""
-        rig = self._rig
-        if self._plan is not None and rig.now_s >= self._due_s:
-            plan, self._plan = self._plan, None
-            self._answer(plan)
-        plan = rig.executor.poll_request(rig.now_s, rig.ros_ns, past_steps=8)
-        if plan is not None and self._plan is None:
-            frame = int((rig.ros_ns - ROS_START_NS) * 1e-9 / self._frame_s)
-            self._observation_ns = ROS_START_NS + round(frame * self._frame_s * 1e9)
-            self._plan, self._due_s = plan, rig.now_s + self._inference_s
-            self._seen = float(rig.measured[0])
-
-    def _answer(self, plan: PlanRequest) -> None:
-        rig, rows = self._rig, plan.rows[:, 0]
-        over = (self._observation_ns - plan.stamp_ns) // self._step_ns
+    def answer(self, plan: PlanRequest) -> None:
+        rows = plan.rows[:, 0]
+        over = (self.observation_ns - plan.stamp_ns) // self.step_ns
         missing = max(0, -over)
         left = rows[max(0, over) :]
         tied = bool(len(left)) and missing < HORIZON
@@ -63,20 +39,13 @@ class TiedPolicy:
         if tied:
             certain = min(max(0, plan.certain - over), missing + len(left))
             kept = np.concatenate([np.repeat(left[:1], missing), left])[: min(certain, HORIZON)]
-        last = kept[-1] if len(kept) else self._seen
-        free = last + self._pace * np.arange(1, HORIZON - len(kept) + 1)
-        self._number += 1
-        rig.offer(
-            chunk_of(list(np.concatenate([kept, free])), step_time_s=self._step_ns * 1e-9),
-            ChunkHeader(
-                self._observation_ns,
-                plan.episode,
-                self._number,
-                tied=tied,
-                step=plan.step + over if tied else None,
-                request=plan.request,
-            ),
-        )
+        last = kept[-1] if len(kept) else self.seen
+        free = last + PACE * np.arange(1, HORIZON - len(kept) + 1)
+        chunk = chunk_of(list(np.concatenate([kept, free])), step_time_s=self.step_ns * 1e-9)
+        step = plan.step + over if tied else None
+        named = {'tied': tied, 'step': step, 'request': plan.request}
+        header = ChunkHeader(self.observation_ns, plan.episode, self.answers, **named)
+        self.rig.offer(chunk, header)
 
 
 def tying(interval: int, overrun: str, max_overrun_steps: int = 4) -> ExecutorParameters:

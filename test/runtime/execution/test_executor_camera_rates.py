@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from execution_rig import ROS_START_NS, SWITCH, Rig, chunk_of, holding
+from execution_rig import ROS_START_NS, SWITCH, CameraPolicy, Rig, chunk_of, holding
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from thorough import examples
@@ -12,7 +12,7 @@ from thorough import examples
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.types import ChunkHeader
+from vla_runtime.types import ChunkHeader, PlanRequest
 
 HORIZON = 32
 PERIOD_S = 0.01
@@ -21,64 +21,27 @@ RUN_S = 4.0
 AGES_KEPT = 32
 
 
-class Policy:
-    """Answers each request from the newest frame, one at a time, `inference_s` later."""
+class Policy(CameraPolicy):
+    """Its rows swing by less than a tolerance: where they lead does not matter here."""
 
     def __init__(
         self, rig: Rig, frame_s: float, inference_s: float, step_s: float, horizon: int
     ) -> None:
-        self._rig = rig
-        self._horizon = horizon
-        self._frame_s = frame_s
-        # Frames of this time never come, from and to, seconds.
-        self.gap_s = (0.0, 0.0)
-        self._inference_s = inference_s
-        self._step_s = step_s
-        self._due_s: float | None = None
-        self._observation_ns = 0
-        self._request = 0
-        self._asked_ns = 0
+        super().__init__(rig, frame_s, inference_s)
+        self._horizon, self._step_s = horizon, step_s
         self._ages_ns: deque[int] = deque(maxlen=AGES_KEPT)
-        self.answers = 0
         self.refusals: list[ChunkRefusal] = []
         # Answers that were refused although almost no frame had been as old at its request.
         self.surprises = 0
 
-    def work(self) -> None:
-        """Take what the executor asks for, and answer what is ready."""
-        rig = self._rig
-        if self._due_s is not None and rig.now_s >= self._due_s:
-            self._due_s = None
-            self._answer()
-        request = rig.poll()
-        if request is not None and self._due_s is None:
-            self._due_s = rig.now_s + self._inference_s
-            self._request = request.request
-            now_s = (rig.ros_ns - ROS_START_NS) * 1e-9
-            if self.gap_s[0] < now_s < self.gap_s[1]:
-                now_s = self.gap_s[0]
-            frame = int(now_s / self._frame_s)
-            self._observation_ns = ROS_START_NS + round(frame * self._frame_s * 1e9)
-            self._asked_ns = rig.ros_ns
-
-    def _answer(self) -> None:
-        rig = self._rig
-        self.answers += 1
-        # Where the rows lead does not matter here: they swing by less than a tolerance.
+    def answer(self, plan: PlanRequest) -> None:
         rows = 0.05 * np.sin(0.1 * (self.answers + np.arange(self._horizon)))
-        result = rig.offer(
-            chunk_of(list(rows), step_time_s=self._step_s),
-            ChunkHeader(
-                self._observation_ns,
-                rig.executor.episode,
-                self.answers,
-                tied=True,
-                request=self._request,
-            ),
-        )
+        named = {'tied': True, 'request': plan.request}
+        header = ChunkHeader(self.observation_ns, self.rig.executor.episode, self.answers, **named)
+        result = self.rig.offer(chunk_of(list(rows), step_time_s=self._step_s), header)
         if result.refusal is not None:
             self.refusals.append(result.refusal)
-        age_ns = self._asked_ns - self._observation_ns
+        age_ns = self.asked_ns - self.observation_ns
         as_old = sum(other >= age_ns for other in self._ages_ns)
         self.surprises += result.refusal is ChunkRefusal.USEFUL_PART_PAST and as_old <= 1
         if result.refusal is not ChunkRefusal.OBSERVATION_UNKNOWN:

@@ -73,29 +73,15 @@ def test_inputs_are_left_alone():
     assert (actions == 1).all() and (state == 1).all()
 
 
-def test_delta_in_the_base_frame_turns_about_the_base_axes():
-    # The hand is turned a quarter about z; then a quarter about the base's x.
-    space = _hand('axis_angle', 'base')
+@pytest.mark.parametrize(('frame', 'place'), [('base', [1.1, 2.0, 3.0]), ('tool', [1.0, 2.1, 3.0])])
+def test_a_delta_moves_along_and_turns_about_the_axes_of_its_frame(frame, place):
+    # The hand is turned a quarter about z, so that its x axis points along the base's y.
     state = np.array([9.0, 9.0, 1.0, 2.0, 3.0, 0.0, 0.0, QUARTER])
     action = np.array([[0.5, 0.1, 0.0, 0.0, QUARTER, 0.0, 0.0]])
-    robot = space.to_robot(action, state)[0]
-    np.testing.assert_allclose(robot[:4], [0.5, 1.1, 2.0, 3.0], atol=1e-15)
-    expected = to_matrix(np.array([QUARTER, 0, 0]), 'axis_angle') @ to_matrix(
-        np.array([0, 0, QUARTER]), 'axis_angle'
-    )
-    np.testing.assert_allclose(to_matrix(robot[4:], 'axis_angle'), expected, atol=1e-15)
-
-
-def test_delta_in_the_tool_frame_moves_along_the_tool_axes():
-    # Same hand: its x axis points along the base's y.
-    space = _hand('axis_angle', 'tool')
-    state = np.array([9.0, 9.0, 1.0, 2.0, 3.0, 0.0, 0.0, QUARTER])
-    action = np.array([[0.5, 0.1, 0.0, 0.0, QUARTER, 0.0, 0.0]])
-    robot = space.to_robot(action, state)[0]
-    np.testing.assert_allclose(robot[:4], [0.5, 1.0, 2.1, 3.0], atol=1e-15)
-    expected = to_matrix(np.array([0, 0, QUARTER]), 'axis_angle') @ to_matrix(
-        np.array([QUARTER, 0, 0]), 'axis_angle'
-    )
+    robot = _hand('axis_angle', frame).to_robot(action, state)[0]
+    np.testing.assert_allclose(robot[:4], [0.5, *place], atol=1e-15)
+    turn, before = to_matrix(np.array([[QUARTER, 0, 0], [0, 0, QUARTER]]), 'axis_angle')
+    expected = turn @ before if frame == 'base' else before @ turn
     np.testing.assert_allclose(to_matrix(robot[4:], 'axis_angle'), expected, atol=1e-15)
 
 
