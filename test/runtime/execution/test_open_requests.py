@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thorough import thorough_after
 
-from vla_runtime.execution.command import ChunkRefusal, CommandKind
+from vla_runtime.execution.command import ChunkRefusal, CommandKind, SubmitResult
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.parameters import DelayParameters
 from vla_runtime.types import ChunkHeader, PlanRequest
@@ -68,6 +68,12 @@ class PipelinedPolicy:
         chunk = chunk_of(0.001 * np.arange(self.horizon)[:, None] * np.ones(2))
         return rig.offer(chunk, header)
 
+    def step(self) -> list[SubmitResult]:
+        """Ask, tick, and give what is due."""
+        self.ask()
+        self.rig.tick()
+        return [self.give(answer.header) for answer in self.due()]
+
 
 def taken_over(most: int, ticks: int = 1000, **changes: object) -> tuple[int, Rig]:
     """Chunks that took over within so many ticks of a policy that takes eight steps."""
@@ -75,10 +81,7 @@ def taken_over(most: int, ticks: int = 1000, **changes: object) -> tuple[int, Ri
     rig = Rig(holding(**values)).started()
     policy = PipelinedPolicy(rig, most, 8 * STEP_NS)
     for _ in range(ticks):
-        policy.ask()
-        rig.tick()
-        for answer in policy.due():
-            assert policy.give(answer.header).accepted
+        assert all(result.accepted for result in policy.step())
         assert rig.executor.status().open_requests <= most
     return rig.executor.counters.taken_over, rig
 
@@ -111,10 +114,7 @@ def test_a_chunk_of_one_row_is_never_asked_for_beside_another():
     rig = Rig(holding(replan_interval=1)).started()
     policy = PipelinedPolicy(rig, 7, 3 * STEP_NS, horizon=1)
     for _ in range(300):
-        policy.ask()
-        rig.tick()
-        for answer in policy.due():
-            assert policy.give(answer.header).accepted
+        assert all(result.accepted for result in policy.step())
         assert rig.executor.status().open_requests <= 1
     assert rig.executor.counters.taken_over > 10
 
@@ -196,10 +196,7 @@ def test_nothing_asked_before_a_stop_or_a_reset_is_executed_after_it(flush):
     rig = Rig(holding(replan_interval=4, **CONTINUES)).started()
     policy = PipelinedPolicy(rig, 2, 8 * STEP_NS)
     for _ in range(200):
-        policy.ask()
-        rig.tick()
-        for answer in policy.due():
-            policy.give(answer.header)
+        policy.step()
     assert policy.under_way
     if flush == 'stop':
         rig.executor.stop()
@@ -335,10 +332,7 @@ def test_however_many_a_policy_takes_no_more_are_open_than_the_delay_needs(most,
     rig = Rig(holding(replan_interval=interval, **CONTINUES)).started()
     policy = PipelinedPolicy(rig, most, 8 * STEP_NS)
     for _ in range(150):
-        policy.ask()
-        rig.tick()
-        for answer in policy.due():
-            policy.give(answer.header)
+        policy.step()
         assert rig.executor.status().open_requests <= min(most, 64, 16 // interval + 2)
 
 
