@@ -1,14 +1,11 @@
 """Bundles and robot files with anything in them: the package's own errors, quickly and small."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
 import struct
 import zipfile
 from collections import OrderedDict
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -31,10 +28,7 @@ URDF = b"""<robot name="r"><joint name="shoulder_pan" type="revolute">
 <limit lower="-1.5" upper="1.5" velocity="2.0" effort="1"/></joint>
 <joint name="gripper" type="prismatic"><limit lower="0" upper="0.1" velocity="1"/></joint></robot>
 """
-KINDS = [
-    *b'"I32" "F64" "F16" "BF16" "BOOL" "F8_E4M3" "X" null [] {} -1'.split(),
-    b'9' * 5000,
-]
+KINDS = [*b'"I32" "F64" "F16" "BF16" "BOOL" "F8_E4M3" "X" null [] {} -1'.split(), b'9' * 5000]
 # Bits of a number, by the format's names.
 DTYPES = {
     **dict.fromkeys(('F4',), 4),
@@ -48,7 +42,7 @@ DTYPES = {
 
 
 @pytest.fixture
-def bundle(tmp_path) -> Path:
+def bundle(tmp_path):
     spec = tiny_spec('pi0', advantage='task_newline', delta=True)
     numbers = np.ones(len(spec.state))
     write_bundle(

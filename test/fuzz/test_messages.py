@@ -1,7 +1,5 @@
 """Messages with anything in them: refused by our own errors, never a warning, never a crash."""
 
-from __future__ import annotations
-
 import array
 import math
 from random import Random

@@ -1,7 +1,5 @@
 """The bundle on disk: what is written is read back, and whatever is wrong is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -20,7 +18,9 @@ from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
 from vla_runtime.bundle.rules import parse_spec
 from vla_runtime.bundle.schema import BundleSpec, CameraSpec
 from vla_runtime.bundle.summary import describe
+from vla_runtime.bundle.tensors import TensorsError, read_arrays, read_header
 from vla_runtime.bundle.writer import new_bundle, seal
+from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 COUNT = len(JOINTS)
 
@@ -48,7 +48,7 @@ def write(
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     return write(tmp_path / 'bundle').folder
 
 
@@ -170,18 +170,13 @@ class TestFiles:
         (folder / name).write_text('x')
         fails(folder, rf'{re.escape(name)}: is not listed in policy\.yaml')
 
-    def test_a_linked_folder_counts_as_an_extra_file(self, folder, tmp_path):
-        (folder / 'onnx').symlink_to(tmp_path, target_is_directory=True)
-        fails(folder, 'onnx: is not listed')
-
     def test_a_linked_folder_is_refused_with_the_reason(self, folder, tmp_path):
         (folder / 'onnx').symlink_to(tmp_path, target_is_directory=True)
-        fails(folder, 'it is a link to a folder; of links only those to files are followed')
+        fails(folder, 'onnx: is not listed.*is a link to a folder; of links only those to files')
 
     @pytest.mark.parametrize('verify', [True, False])
     @pytest.mark.parametrize(
-        'name',
-        ['weights.safetensors', 'statistics.safetensors', 'tokenizer.json', 'policy.yaml'],
+        'name', ['weights.safetensors', 'statistics.safetensors', 'tokenizer.json', 'policy.yaml']
     )
     def test_a_fifo_is_refused_and_not_waited_for(self, folder, name, verify):
         (folder / name).unlink()
@@ -229,26 +224,6 @@ class TestFiles:
         engine.write_bytes(b'made here')
         assert 'engines' not in str(read_bundle(folder).spec.files)
 
-    @pytest.mark.parametrize('name', ['weights.safetensors', 'tokenizer.json'])
-    def test_a_file_that_a_bundle_needs_must_be_listed(self, folder, name):
-        edit(folder, f'  {name}:', '  other.txt:')
-        fails(folder, rf"policy\.yaml: field files: '{name}' is missing")
-
-    @pytest.mark.parametrize(
-        'name', ['../outside', '/etc/passwd', 'a/../b', './a', 'a//b', '.hidden', r'a\b']
-    )
-    def test_a_file_name_never_leaves_the_folder(self, folder, name):
-        edit(folder, '  tokenizer.json:', f"  '{name}':")
-        fails(folder, r'policy\.yaml: field files\[.*plain relative file name')
-
-    def test_a_tokenizer_name_never_leaves_the_folder(self, folder):
-        edit(folder, 'tokenizer: tokenizer.json', 'tokenizer: ../tokenizer.json')
-        fails(folder, r'policy\.yaml: field tokenizer: .* plain relative file name')
-
-    def test_a_hash_is_a_hash(self, folder):
-        edit(folder, '  tokenizer.json: ', '  tokenizer.json: x')
-        fails(folder, r"field files\['tokenizer\.json'\]: .* is not a SHA-256")
-
     def test_no_folder_and_no_bundle_are_told_apart(self, tmp_path):
         fails(tmp_path / 'nowhere', 'nowhere: no such folder; expected a policy bundle')
         fails(tmp_path, r'policy\.yaml: is missing; is this folder a policy bundle\?')
@@ -257,18 +232,26 @@ class TestFiles:
 @pytest.mark.parametrize(
     ('old', 'new', 'pattern'),
     [
+        ('horizon: 8', 'horizon: -8', r'field dimensions\.horizon: -8 where at least 1'),
+        ('name: tiny pi05', 'name: [', r'line \d+, column \d+'),
+        ('name: tiny pi05', 'name: !!python/name:os.system', r'line \d+'),
+        ('  weights.safetensors:', '  other.txt:', "field files: 'weights.safetensors' is missing"),
+        ('  tokenizer.json:', '  other.txt:', "field files: 'tokenizer.json' is missing"),
         (
-            'horizon: 8',
-            'horizon: -8',
-            r'/policy\.yaml: field dimensions\.horizon: -8 where at least 1',
+            '  tokenizer.json: ',
+            '  tokenizer.json: x',
+            r"field files\['to.*'\]: .* is not a SHA-256",
         ),
-        ('name: tiny pi05', 'name: [', r'/policy\.yaml: line \d+, column \d+'),
-        ('name: tiny pi05', 'name: !!python/name:os.system', r'/policy\.yaml: line \d+'),
+        ('tokenizer: ', 'tokenizer: ../', 'field tokenizer: .* plain relative file name'),
+        *(
+            ('  tokenizer.json:', f"  '{name}':", r'field files\[.*plain relative file name')
+            for name in ('../outside', '/etc/passwd', 'a/../b', './a', 'a//b', '.hidden', r'a\b')
+        ),
     ],
 )
 def test_a_defect_in_policy_yaml_is_named_by_file_and_field(folder, old, new, pattern):
     edit(folder, old, new)
-    fails(folder, pattern)
+    fails(folder, rf'/policy\.yaml: {pattern}')
 
 
 class TestStatistics:
@@ -357,10 +340,7 @@ class TestWriting:
         assert read_bundle(folder).spec.name == 'tiny pi05'
 
     def test_an_unsealed_folder_never_takes_the_name(self, tmp_path):
-        with (
-            pytest.raises(BundleError, match=r'policy\.yaml'),
-            new_bundle(tmp_path / 'b'),
-        ):
+        with pytest.raises(BundleError, match=r'policy\.yaml'), new_bundle(tmp_path / 'b'):
             pass
         assert list(tmp_path.iterdir()) == []
 
@@ -403,3 +383,48 @@ class TestSealing:
         save_file({}, str(folder / 'weights.safetensors'))
         with pytest.raises(BundleError, match=r'weights\.safetensors'):
             seal(folder, spec)
+
+
+# --- Safetensors files that are larger than any policy's are refused before they are read
+
+
+def sparse(path: Path, header: bytes, size: int, length: int | None = None) -> Path:
+    """A file of this size that takes no room on the disk."""
+    with path.open('wb') as file:
+        file.write(struct.pack('<Q', len(header) if length is None else length) + header)
+        file.truncate(size)
+    return path
+
+
+def test_statistics_of_a_gigabyte_are_refused_unread(tmp_path):
+    size = 1 << 30
+    header = b'{"a":{"dtype":"F32","shape":[%d],"data_offsets":[0,%d]}}'
+    header %= (size // 4, size)
+    path = sparse(tmp_path / 'statistics.safetensors', header, 8 + len(header) + size)
+    with pytest.raises(TensorsError, match=r'statistics\.safetensors'):
+        read_arrays(path)
+
+
+@pytest.mark.parametrize('read', [read_header, read_arrays, SafetensorsReader])
+def test_a_header_of_many_megabytes_is_refused_unread(tmp_path, read):
+    path = sparse(tmp_path / 'weights.safetensors', b'', (1 << 30) + 8, length=1 << 29)
+    with pytest.raises(ValueError, match='header'):
+        read(path)
+
+
+@pytest.mark.parametrize('read', [read_header, read_arrays, SafetensorsReader])
+@pytest.mark.parametrize(
+    'header',
+    [
+        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,16]}}',
+        b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}',
+        b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},'
+        b'"b":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}',
+        b'[]',
+        b'{"a"',
+    ],
+)
+def test_a_header_that_does_not_fit_its_file_is_refused_by_all_that_read_it(tmp_path, read, header):
+    path = sparse(tmp_path / 'weights.safetensors', header, 8 + len(header) + 16)
+    with pytest.raises(ValueError, match=r'weights\.safetensors'):
+        read(path)

@@ -1,7 +1,5 @@
 """engines/README.md describes the bundle format as the code has it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -12,12 +10,11 @@ import yaml
 from paths import ROOT
 from tiny_policy import tiny_spec
 
-from vla_convert.checkpoints.reader import _readers as checkpoint_readers
 from vla_runtime.bundle import schema as bundle_schema
 from vla_runtime.bundle.rules import LIMITS, PREFIX_LIMIT, check_spec, dump_spec, parse_spec
 from vla_runtime.bundle.schema import STATISTICS, STATISTICS_OF, BundleSpec
 from vla_runtime.families.pi.declaration import PI05
-from vla_runtime.family.listing import family_names, find_family
+from vla_runtime.family.listing import find_family
 from vla_runtime.files.typed_yaml import key_of
 
 README = (ROOT / 'engines' / 'README.md').read_text(encoding='utf-8')
@@ -35,7 +32,7 @@ def _inside(hint: Any) -> Iterator[str]:
     if get_origin(hint) is Literal:
         yield from get_args(hint)
     elif is_dataclass(hint):
-        yield from _keys_and_words(hint)  # type: ignore[arg-type]
+        yield from _keys_and_words(hint)
     else:
         for inner in get_args(hint):
             yield from _inside(inner)
@@ -80,45 +77,3 @@ def test_the_pose_written_by_hand_is_a_valid_one():
     spec = replace(tiny_spec(), dims=replace(tiny_spec().dims, action_dim=6))
     document = {**yaml.safe_load(dump_spec(spec)), **written}
     check_spec(parse_spec(yaml.safe_dump(document)))
-
-
-# --- words that are those of the families -----------------------------------------------------
-
-
-def _row(field: str) -> str:
-    """Meaning of a field, from its row of the tables."""
-    (meaning,) = re.findall(rf'^\| `{re.escape(field)}` \| (.*) \|$', README, re.MULTILINE)
-    return str(meaning)
-
-
-def test_every_family_is_listed():
-    listed = re.findall(r'`(\w+)`', _row('family'))
-    assert sorted(listed) == sorted(family_names())
-
-
-@pytest.mark.parametrize(
-    'template', sorted({name for one in family_names() for name in find_family(one).templates})
-)
-def test_a_template_is_listed_with_its_families(template):
-    (meaning,) = re.findall(
-        rf'^\| (?:`template`)? ?\| `{template}` \| (.*) \|$', README, re.MULTILINE
-    )
-    named = re.split(r'famil(?:y|ies)', meaning)[-1]
-    assert {name for name in family_names() if re.search(rf'\b{name}\b', named)} == {
-        name for name in family_names() if template in find_family(name).templates
-    }
-
-
-def _policies() -> Iterator[tuple[str, str]]:
-    """Family and padding of LeRobot's policies; of other folders a reader finds the padding."""
-    for reader in checkpoint_readers():
-        for policy in reader.lerobot:
-            yield policy.family or policy.type, policy.images.padding
-
-
-@pytest.mark.parametrize(('family', 'padding'), sorted({*_policies()}))
-def test_a_padding_is_listed_with_its_families(family, padding):
-    (clause,) = (one for one in _row('images.padding').split('; ') if f'`{padding}`' in one)
-    title = re.split(r' \(|,', find_family(family).title)[0]
-    behind = clause.partition(f'`{padding}`')[2].partition('`')[0]
-    assert re.search(rf'\b{re.escape(title)}\b', behind), (family, clause)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from reported_states import report
 from watched_executor import WatchedExecutor
 
 from vla_runtime.execution.columns import Column
-from vla_runtime.execution.command import Command, CommandKind, SubmitResult
+from vla_runtime.execution.command import Command, CommandKind, Reason, StartResult, SubmitResult
 from vla_runtime.execution.config import ExecutorConfig
+from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.limits import ColumnLimits, Limits, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 
 ROS_START_NS = 1_700_000_000_000_000_000
 STEP_NS = 40_000_000
+RAMP = [0.01 * (row + 1) for row in range(30)]
+SWITCH = HandoverParameters(mode='switch')
+TWO = ('a', 'b')
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,11 @@ def chunk_of(
     )
 
 
+def alike(names: Sequence[str], limit: ColumnLimits, **more: Any) -> Limits:
+    """The same limits for every column."""
+    return make_limits(tuple(names), dict.fromkeys(names, limit), **more)
+
+
 def holding(**changes: object) -> ExecutorParameters:
     """Parameters that hold the robot where a chunk is late: what is executed is easily counted."""
     values: dict[str, object] = {
@@ -55,7 +66,7 @@ def holding(**changes: object) -> ExecutorParameters:
         'max_overrun_steps': 0,
         'max_observation_age_s': 5.0,
     }
-    return ExecutorParameters(**{**values, **changes})  # type: ignore[arg-type]
+    return ExecutorParameters(**{**values, **changes})
 
 
 class Rig:
@@ -71,7 +82,7 @@ class Rig:
     ) -> None:
         self.parameters = parameters or holding(replan_interval=5)
         config.setdefault('clamp_latch', 0)
-        self.config = ExecutorConfig(columns, **config)  # type: ignore[arg-type]
+        self.config = ExecutorConfig(columns, **config)
         self.executor = WatchedExecutor(self.config, self.parameters, dry_run)
         self.names = tuple(column.name for column in columns)
         self.kinds = tuple(column.kind for column in columns)
@@ -131,10 +142,19 @@ class Rig:
     def started(self) -> Rig:
         """Tick once, then start."""
         self.tick(2)
-        result = self.executor.start(self.now_s, self.ros_ns)
+        result = self.start()
         assert result.started, result.text
         self.tick()
         return self
+
+    def start(self) -> StartResult:
+        return self.executor.start(self.now_s, self.ros_ns)
+
+    def poll(self, past_steps: int = 0) -> PlanRequest | None:
+        return self.executor.poll_request(self.now_s, self.ros_ns, past_steps)
+
+    def offer(self, chunk: ActionChunk, header: ChunkHeader) -> SubmitResult:
+        return self.executor.submit_chunk(chunk, header, self.now_s, self.ros_ns)
 
     def submit(
         self,
@@ -148,17 +168,13 @@ class Rig:
         if not isinstance(rows, ActionChunk):
             rows = chunk_of(rows, self.names, self.kinds)
         self.number = self.number + 1 if number is None else number
-        return self.executor.submit_chunk(
-            rows,
-            ChunkHeader(
-                self.ros_ns if observation_ns is None else observation_ns,
-                self.executor.episode if episode is None else episode,
-                self.number,
-                tied=tied,
-            ),
-            self.now_s,
-            self.ros_ns,
+        header = ChunkHeader(
+            self.ros_ns if observation_ns is None else observation_ns,
+            self.executor.episode if episode is None else episode,
+            self.number,
+            tied=tied,
         )
+        return self.offer(rows, header)
 
     def run_until(self, condition: Callable[[Command], bool], limit: int = 2000) -> Command:
         """Tick until the command fulfils a condition."""
@@ -176,3 +192,64 @@ class Rig:
             if command.kind is CommandKind.TRACK and (not steps or steps[-1] != found):
                 steps.append(found)
         return steps
+
+
+class CameraPolicy:
+    """Answers each request from the newest frame, one at a time, `inference_s` later.
+
+    Args:
+        rig: rig whose requests are answered.
+        frame_s: period of the camera; the newest frame is the observation.
+        inference_s: from request to answer.
+    """
+
+    past_steps = 0
+
+    def __init__(self, rig: Rig, frame_s: float, inference_s: float) -> None:
+        self.rig, self.frame_s, self.inference_s = rig, frame_s, inference_s
+        # Frames of this time never come, from and to, seconds.
+        self.gap_s = (0.0, 0.0)
+        self.plan: PlanRequest | None = None
+        self.due_s, self.seen = 0.0, 0.0
+        self.observation_ns, self.asked_ns, self.answers = 0, 0, 0
+
+    def work(self) -> None:
+        """Take what the executor asks for, and answer what is ready."""
+        rig = self.rig
+        if self.plan is not None and rig.now_s >= self.due_s:
+            plan, self.plan = self.plan, None
+            self.answers += 1
+            self.answer(plan)
+        plan = rig.poll(self.past_steps)
+        if plan is not None and self.plan is None:
+            self.plan, self.due_s = plan, rig.now_s + self.inference_s
+            now_s = (rig.ros_ns - ROS_START_NS) * 1e-9
+            if self.gap_s[0] < now_s < self.gap_s[1]:
+                now_s = self.gap_s[0]
+            frame_s = int(now_s / self.frame_s) * self.frame_s
+            self.observation_ns = ROS_START_NS + round(frame_s * 1e9)
+            self.asked_ns, self.seen = rig.ros_ns, float(rig.measured[0])
+
+    def answer(self, plan: PlanRequest) -> None:
+        raise NotImplementedError
+
+
+def rig_of(**config: Any) -> Rig:
+    return Rig(holding(replan_interval=20, handover=SWITCH), **config)
+
+
+def moving(**config: Any) -> Rig:
+    """A robot in the middle of a chunk."""
+    rig = rig_of(**config).started()
+    assert rig.submit(RAMP).accepted
+    rig.tick(20)
+    assert rig.command.kind is CommandKind.TRACK
+    return rig
+
+
+def assert_held(rig: Rig, reason: Reason) -> None:
+    """The newest tick holds at the command of the one before it, at rest."""
+    before, now = rig.ticks[-2].command, rig.command
+    assert now.kind is CommandKind.HOLD and now.reason is reason
+    assert (now.setpoints == before.setpoints).all()
+    assert (now.velocities == 0.0).all()

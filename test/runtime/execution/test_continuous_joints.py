@@ -1,15 +1,13 @@
 """Joints without end stops: drivers that wrap their angle, and drivers that count turns."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
-from execution_rig import Rig, chunk_of, holding
-from hypothesis import given, settings
+from execution_rig import SWITCH, Rig, chunk_of, holding
+from hypothesis import given
 from hypothesis import strategies as st
-from stopping_rig import SWITCH
+from thorough import examples
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind
@@ -86,9 +84,7 @@ def started(angle: float, *, wraps: bool) -> Spin:
 
 
 @pytest.mark.parametrize('angle', [7.0, -9.5, 3.5, 100.0])
-def test_when_the_driver_counts_turns_expect_the_first_command_at_its_own_number(
-    angle: float,
-) -> None:
+def test_when_the_driver_counts_turns_expect_the_first_command_at_its_own_number(angle):
     spin = started(angle, wraps=False)
     assert spin.command.kind is CommandKind.HOLD and spin.command.setpoints[0] == angle
     spin.go(0.5)
@@ -96,7 +92,7 @@ def test_when_the_driver_counts_turns_expect_the_first_command_at_its_own_number
     assert spin.command.setpoints[0] == pytest.approx(angle + 0.25, abs=0.05)
 
 
-def test_when_a_dry_run_spun_the_joint_expect_the_start_after_it_at_the_drivers_number() -> None:
+def test_when_a_dry_run_spun_the_joint_expect_the_start_after_it_at_the_drivers_number():
     spin = Spin(0.4, wraps=False, dry_run=True)
     spin.started()
     for _ in range(20):
@@ -104,7 +100,7 @@ def test_when_a_dry_run_spun_the_joint_expect_the_start_after_it_at_the_drivers_
     assert spin.command.setpoints[0] > TURN
     spin.executor.set_dry_run(False)
     # With the very state that the dry run saw last.
-    assert spin.executor.start(spin.now_s, spin.ros_ns).started
+    assert spin.start().started
     assert spin.tick().setpoints[0] == 0.4
 
 
@@ -112,21 +108,19 @@ def test_when_a_dry_run_spun_the_joint_expect_the_start_after_it_at_the_drivers_
 
 
 @pytest.mark.parametrize(('angle', 'other'), [(0.7, 0.7 + TURN), (-1.0, 4.0), (3.0, -3.0)])
-def test_when_turned_by_hand_and_turns_are_counted_expect_the_hold_to_follow(
-    angle: float, other: float
-) -> None:
+def test_when_turned_by_hand_and_turns_are_counted_expect_the_hold_to_follow(angle, other):
     spin = started(angle, wraps=False)
     spin.executor.stop()
     spin.turn_by_hand(other)
     assert spin.away() <= 0.05 * MAX_STEP + 0.001
-    assert spin.executor.start(spin.now_s, spin.ros_ns).started
+    assert spin.start().started
     spin.tick(50)
     assert spin.away() < 0.05 and spin.angle == pytest.approx(other, abs=0.05)
     spin.go(0.5)
     assert spin.away() < MAX_STEP
 
 
-def test_when_turned_by_hand_and_the_driver_wraps_expect_the_command_to_stay() -> None:
+def test_when_turned_by_hand_and_the_driver_wraps_expect_the_command_to_stay():
     spin = started(0.7, wraps=True)
     spin.executor.stop()
     spin.state_arrives = False
@@ -134,12 +128,12 @@ def test_when_turned_by_hand_and_the_driver_wraps_expect_the_command_to_stay() -
     spin.angle += TURN
     spin.state_arrives = True
     spin.tick(55)
-    assert spin.executor.start(spin.now_s, spin.ros_ns).started
+    assert spin.start().started
     spin.tick(5)
     assert spin.command.setpoints[0] == pytest.approx(0.7)
 
 
-def test_when_a_turn_off_unseen_and_turns_are_counted_expect_no_turn_before_a_start() -> None:
+def test_when_a_turn_off_unseen_and_turns_are_counted_expect_no_turn_before_a_start():
     """More than a turn from zero: no driver that wraps says so."""
     spin = started(0.7, wraps=False)
     spin.state_arrives = False
@@ -153,8 +147,8 @@ def test_when_a_turn_off_unseen_and_turns_are_counted_expect_no_turn_before_a_st
     held = spin.command.setpoints[0]
     spin.tick(200)
     assert abs(spin.command.setpoints[0] - held) <= 0.05 + 1e-9
-    assert not spin.executor.start(spin.now_s, spin.ros_ns).started
-    assert spin.executor.start(spin.now_s, spin.ros_ns).started
+    assert not spin.start().started
+    assert spin.start().started
     spin.tick()
     assert abs(spin.command.setpoints[0] - held) <= 0.05 + 1e-9
     spin.tick(3000)
@@ -164,11 +158,9 @@ def test_when_a_turn_off_unseen_and_turns_are_counted_expect_no_turn_before_a_st
 # ---------------------------------------------------------------- whatever the way
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(angle=st.floats(-3.1, 3.1), ways=st.lists(st.floats(-2.5, 2.5), min_size=1, max_size=8))
-def test_both_drivers_are_commanded_alike_over_any_number_of_turns(
-    angle: float, ways: list[float]
-) -> None:
+def test_both_drivers_are_commanded_alike_over_any_number_of_turns(angle, ways):
     wraps, counts, turned = (
         started(angle, wraps=True),
         started(angle, wraps=False),
@@ -189,7 +181,7 @@ def test_both_drivers_are_commanded_alike_over_any_number_of_turns(
 
 
 @pytest.mark.parametrize('back', [1.0, -1.0])
-def test_when_a_driver_wraps_from_zero_to_a_turn_expect_no_jump(back: float) -> None:
+def test_when_a_driver_wraps_from_zero_to_a_turn_expect_no_jump(back):
     spin = started(0.5 if back < 0.0 else TURN - 0.5, wraps=False)
     # A person turns it: what is started stops for that, what is stopped takes its command along.
     spin.executor.stop()

@@ -1,13 +1,10 @@
 """A stop brakes along the plan within the limits; a hold gives way to a robot pushed from it."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-from execution_rig import Rig, chunk_of, holding
+from execution_rig import SWITCH, Rig, alike, chunk_of, holding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import EXAMPLES
@@ -15,7 +12,6 @@ from thorough import EXAMPLES
 from vla_runtime.execution.column_model import ColumnModel, StartParameters
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import CommandKind, Reason
-from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, OnViolation, make_limits
 from vla_runtime.execution.stopping import StopActions
 from vla_runtime.execution.watchdog import WatchdogParameters
@@ -34,9 +30,9 @@ FOLLOWS = 0.05
 
 def rig_of(on_stop: StopActions | None = None, columns: tuple[Column, ...] | None = None) -> Rig:
     return Rig(
-        holding(replan_interval=30, handover=HandoverParameters('switch')),
+        holding(replan_interval=30, handover=SWITCH),
         columns or tuple(Column(name) for name in NAMES),
-        limits=make_limits(NAMES, dict.fromkeys(NAMES, LIMIT)),
+        limits=alike(NAMES, LIMIT),
         start=StartParameters(tolerance=0.2),
         watchdog=WATCHDOG,
         on_stop=on_stop or StopActions(),
@@ -91,29 +87,19 @@ def reset(rig: Rig) -> None:
     rig.executor.reset(1)
 
 
-@pytest.mark.parametrize('cause', [stop, dry_run, reset, silence, lie, set_the_clock])
-def test_when_stopped_in_motion_expect_braking_within_the_acceleration(
-    cause: Callable[[Rig], None],
-) -> None:
+@pytest.mark.parametrize('cause', [stop, dry_run, silence, reset, lie, set_the_clock])
+def test_when_stopped_in_motion_expect_braking_within_the_acceleration_along_the_plan(cause):
     rig = moving(rig_of())
     cause(rig)
     rig.run_until(lambda command: command.kind is not CommandKind.TRACK, 60)
     assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
+    if cause in (stop, dry_run, silence):
+        assert rig.command.kind is CommandKind.HOLD
+        a, b = rig.command.setpoints
+        assert a > 0.5 and b == pytest.approx(0.5 * a, abs=1e-9)
 
 
-@pytest.mark.parametrize('cause', [stop, dry_run, silence])
-def test_when_stopped_in_motion_expect_every_joint_to_stay_on_the_plan(
-    cause: Callable[[Rig], None],
-) -> None:
-    rig = moving(rig_of())
-    cause(rig)
-    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
-    a, b = rig.command.setpoints
-    assert a > 0.5
-    assert b == pytest.approx(0.5 * a, abs=1e-9)
-
-
-def test_when_stopped_expect_the_shortest_way_the_acceleration_allows() -> None:
+def test_when_stopped_expect_the_shortest_way_the_acceleration_allows():
     rig = moving(rig_of())
     begins_s, begins = rig.now_s, rig.command.setpoints[0]
     rig.executor.stop()
@@ -123,7 +109,7 @@ def test_when_stopped_expect_the_shortest_way_the_acceleration_allows() -> None:
     assert rig.command.setpoints[0] - begins <= SPEED**2 / (2 * ACCELERATION) + SPEED * PERIOD_S
 
 
-def test_when_another_fault_is_found_while_braking_expect_the_hold_to_name_the_first() -> None:
+def test_when_another_fault_is_found_while_braking_expect_the_hold_to_name_the_first():
     rig = moving(rig_of())
     rig.ros_ns += 2_000_000_000
     rig.state_arrives = False
@@ -133,7 +119,7 @@ def test_when_another_fault_is_found_while_braking_expect_the_hold_to_name_the_f
     assert rig.tick().reason is Reason.STATE_MISSING
 
 
-def test_when_the_robot_file_says_freeze_expect_the_hold_at_once() -> None:
+def test_when_the_robot_file_says_freeze_expect_the_hold_at_once():
     rig = moving(rig_of(StopActions(stopped='freeze')))
     before = rig.command.setpoints.copy()
     rig.executor.stop()
@@ -141,7 +127,7 @@ def test_when_the_robot_file_says_freeze_expect_the_hold_at_once() -> None:
     assert (rig.command.setpoints == before).all()
 
 
-def test_when_a_velocity_column_is_stopped_expect_it_ramped_to_zero() -> None:
+def test_when_a_velocity_column_is_stopped_expect_it_ramped_to_zero():
     rig = rig_of(columns=(Column('a'), Column('b', kind='velocity')))
     rows = np.tile([0.0, 0.8], (40, 1))
     assert rig.submit(chunk_of(rows, rig.names, rig.kinds, STEP_S)).accepted
@@ -160,7 +146,7 @@ FOURTH = ColumnLimits(-3.07, -0.07, 2.6, ACCELERATION, 0.4)
 def moving_by_velocity() -> Rig:
     """A column in the middle of its range at 1.3 rad/s, with measured positions."""
     rig = Rig(
-        holding(replan_interval=30, handover=HandoverParameters('switch')),
+        holding(replan_interval=30, handover=SWITCH),
         (Column('a', kind='velocity'),),
         limits=make_limits(('a',), {'a': FOURTH}),
         control_period_s=PERIOD_S,
@@ -173,9 +159,7 @@ def moving_by_velocity() -> Rig:
 
 
 @pytest.mark.parametrize('cause', [stop, silence, lie, set_the_clock])
-def test_when_a_velocity_column_is_measured_no_more_expect_it_ramped_to_zero(
-    cause: Callable[[Rig], None],
-) -> None:
+def test_when_a_velocity_column_is_measured_no_more_expect_it_ramped_to_zero(cause):
     rig = moving_by_velocity()
     if cause is lie:
         rig.measured[0] = np.nan
@@ -188,7 +172,7 @@ def test_when_a_velocity_column_is_measured_no_more_expect_it_ramped_to_zero(
     assert np.abs(np.diff(velocities)).max() <= ACCELERATION * PERIOD_S * (1 + 1e-6)
 
 
-def test_when_ticks_stop_expect_the_dead_man_to_ramp_a_velocity_column_to_zero() -> None:
+def test_when_ticks_stop_expect_the_dead_man_to_ramp_a_velocity_column_to_zero():
     rig = moving_by_velocity()
     now_s, velocity = rig.now_s, SPEED
     while velocity > 0.0:
@@ -201,10 +185,10 @@ def test_when_ticks_stop_expect_the_dead_man_to_ramp_a_velocity_column_to_zero()
     assert velocity == 0.0
 
 
-def test_when_a_joint_is_blocked_while_it_brakes_expect_it_pushed_no_further() -> None:
+def test_when_a_joint_is_blocked_while_it_brakes_expect_it_pushed_no_further():
     slow = ColumnLimits(-6.0, 6.0, 3.14, 0.5)
     rig = Rig(
-        holding(replan_interval=90, handover=HandoverParameters('switch')),
+        holding(replan_interval=90, handover=SWITCH),
         (Column('a'),),
         limits=make_limits(('a',), {'a': slow}),
         watchdog=WatchdogParameters(max_tracking_error=0.5),
@@ -222,7 +206,7 @@ def test_when_a_joint_is_blocked_while_it_brakes_expect_it_pushed_no_further() -
     assert rig.executor.counters.holds[Reason.TRACKING_ERROR] == 1
 
 
-def test_when_ticks_stop_in_motion_expect_the_dead_man_to_brake() -> None:
+def test_when_ticks_stop_in_motion_expect_the_dead_man_to_brake():
     rig = moving(rig_of())
     now_s, last, speed = rig.now_s, rig.command.setpoints.copy(), SPEED
     for _ in range(30):
@@ -235,11 +219,11 @@ def test_when_ticks_stop_in_motion_expect_the_dead_man_to_brake() -> None:
     assert command.kind is CommandKind.HOLD and speed == 0.0
 
 
-def test_when_started_again_while_it_brakes_expect_it_to_come_to_rest_first() -> None:
+def test_when_started_again_while_it_brakes_expect_it_to_come_to_rest_first():
     rig = moving(rig_of())
     rig.executor.stop()
     rig.tick(2)
-    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    result = rig.start()
     assert result.started and 'comes to rest' in result.text
     rig.run_until(lambda command: command.reason is Reason.WAITING_FOR_CHUNK, 60)
     assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
@@ -273,33 +257,26 @@ def let_go(rig: Rig, seconds: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize('by', [-1.0, 1.0])
-def test_when_a_joint_was_pushed_away_expect_it_held_near_where_it_is(by: float) -> None:
-    rig = moving(rig_of())
-    push(rig, by, 2.0)
-    assert rig.reason == 'tracking_error'
-    assert '~/start' in rig.executor.detail
-    way = let_go(rig, 2.0)
-    # The last command before the push was 1 rad away.
-    assert np.abs(way - way[0]).max() <= 0.05 * LIMIT.step_from_measured
-
-
-def test_when_pushed_away_expect_no_step_of_the_hold_but_to_where_the_robot_rests() -> None:
+def test_when_a_joint_was_pushed_away_expect_it_held_near_where_it_is(by):
     """The command of a stopped robot is set to where it rests in one step: nothing moves by it."""
     rig = moving(rig_of())
     at = len(rig.ticks)
-    push(rig, 1.0, 1.5)
-    assert is_near(rig)
+    push(rig, by, 2.0)
+    assert rig.reason == 'tracking_error' and '~/start' in rig.executor.detail
     held = [tick.command for tick in rig.ticks[at:] if tick.command.kind is CommandKind.HOLD]
+    assert any(command.seats for command in held)
     for before, command in itertools.pairwise(held):
         step = abs(command.setpoints[0] - before.setpoints[0])
         if command.seats and step:
             assert command.setpoints[0] == pytest.approx(rig.measured[0], abs=1e-9)
         else:
             assert step <= rig.config.start.approach_speed * PERIOD_S * (1 + 1e-9)
-    assert any(command.seats for command in held)
+    way = let_go(rig, 2.0)
+    # The last command before the push was 1 rad away.
+    assert np.abs(way - way[0]).max() <= 0.05 * LIMIT.step_from_measured
 
 
-def test_when_two_joints_were_pushed_away_and_rest_one_after_the_other_expect_both_held() -> None:
+def test_when_two_joints_were_pushed_away_and_rest_one_after_the_other_expect_both_held():
     rig = moving(rig_of())
     rig.executor.stop()
     rig.tick(80)
@@ -311,28 +288,7 @@ def test_when_two_joints_were_pushed_away_and_rest_one_after_the_other_expect_bo
     assert rig.command.setpoints == pytest.approx(rig.measured, abs=0.02)
 
 
-def test_when_an_arm_hangs_below_every_command_expect_it_not_to_sink_step_by_step() -> None:
-    rig = moving(rig_of())
-    rig.executor.stop()
-    rig.tick(50)
-    assert rig.executor.status().gave_way == ''
-    rig.robot_follows = False
-    held_at = rig.command.setpoints[0]
-    ways = []
-    for _ in range(1500):
-        # The load pulls the joint away from every setpoint.
-        sagged = rig.command.setpoints[0] - 1.2 * LIMIT.step_from_measured
-        rig.measured[0] += np.clip(sagged - rig.measured[0], -0.05, 0.05)
-        rig.tick()
-        ways.append(held_at - rig.command.setpoints[0])
-        if 0.0 < ways[-1] < FOLLOWS:
-            assert rig.executor.status().gave_way.startswith("'a' by 0.0")
-    # At first it looks like an arm that a person has moved down: that is followed once.
-    assert 0.0 < ways[-1] <= 1.2 * LIMIT.step_from_measured + 2 * FOLLOWS
-    assert ways[-1] == ways[700]
-
-
-def test_when_a_hold_gives_way_at_a_limit_expect_it_to_stay_inside() -> None:
+def test_when_a_hold_gives_way_at_a_limit_expect_it_to_stay_inside():
     rig = moving(rig_of())
     push(rig, 6.5, 4.0)
     assert rig.measured[0] > 6.0
@@ -340,7 +296,7 @@ def test_when_a_hold_gives_way_at_a_limit_expect_it_to_stay_inside() -> None:
     assert rig.command.setpoints[0] == pytest.approx(6.0)
 
 
-def test_when_an_encoder_lies_once_expect_the_value_refused_and_the_way_of_braking_only() -> None:
+def test_when_an_encoder_lies_once_expect_the_value_refused_and_the_way_of_braking_only():
     """A value that no motion explains is not taken: it is no tracking error, and heals alone."""
     rig = moving(rig_of())
     before = rig.command.setpoints[0]
@@ -354,37 +310,19 @@ def test_when_an_encoder_lies_once_expect_the_value_refused_and_the_way_of_braki
     assert 0.0 <= way <= SPEED**2 / (2 * ACCELERATION) + SPEED * PERIOD_S
 
 
-def test_when_started_after_a_push_expect_the_command_where_the_robot_is_at_once() -> None:
-    """It sets out from where the robot is measured: a step of the command, none of the robot."""
-    rig = moving(rig_of())
-    rig.executor.stop()
-    rig.tick(30)
-    push(rig, -0.3, 0.5)
-    assert abs(rig.command.setpoints[0] - rig.measured[0]) > 0.25
-    at = len(rig.ticks)
-    result = rig.executor.start(rig.now_s, rig.ros_ns)
-    assert result.started and 'was moved while it held' in result.text
-    rig.tick(100)
-    assert rig.reason == 'waiting_for_chunk'
-    assert rig.ticks[at].command.seats
-    for tick in rig.ticks[at:]:
-        assert tick.command.setpoints[0] == pytest.approx(rig.measured[0], abs=1e-9)
-
-
 # ---------------------------------------------------------------- how far is too far
 
 
-def test_when_a_range_is_small_expect_a_tracking_error_that_means_something() -> None:
+def test_when_a_range_is_small_expect_a_tracking_error_that_means_something():
     columns = CommandColumns([Column('arm'), Column('gripper'), Column('wrist', continuous=True)])
     limits = make_limits(
-        columns.names,
-        {'arm': ColumnLimits(-3.0, 3.0), 'gripper': ColumnLimits(0.021, 0.057)},
+        columns.names, {'arm': ColumnLimits(-3.0, 3.0), 'gripper': ColumnLimits(0.021, 0.057)}
     )
     allowed = ColumnModel(columns, limits).tracking_error
     assert allowed == pytest.approx([0.5, 0.027, 0.5])
 
 
-def test_when_the_limits_name_a_tracking_error_expect_it_to_have_precedence() -> None:
+def test_when_the_limits_name_a_tracking_error_expect_it_to_have_precedence():
     columns = CommandColumns([Column('arm'), Column('gripper'), Column('wheel', kind='velocity')])
     limits = make_limits(
         columns.names,
@@ -396,20 +334,11 @@ def test_when_the_limits_name_a_tracking_error_expect_it_to_have_precedence() ->
     assert ColumnModel(columns, limits).tracking_error.tolist() == [0.9, 0.036, np.inf]
 
 
-@pytest.mark.parametrize('wrong', [0.0, -0.1])
-def test_when_a_tracking_error_is_not_positive_expect_error_naming_the_column(wrong: float) -> None:
-    with pytest.raises(ValueError, match="'arm' tracking_error"):
-        make_limits(('arm',), {'arm': ColumnLimits(tracking_error=wrong)})
-
-
-def test_when_a_gripper_is_jammed_expect_a_stop_within_its_range() -> None:
+def test_when_a_gripper_is_jammed_expect_a_stop_within_its_range():
     limits = make_limits(
-        NAMES,
-        {'a': ColumnLimits(-6.0, 6.0, 3.0), 'b': ColumnLimits(0.0, 0.036, 0.2)},
+        NAMES, {'a': ColumnLimits(-6.0, 6.0, 3.0), 'b': ColumnLimits(0.0, 0.036, 0.2)}
     )
-    rig = Rig(
-        holding(replan_interval=40, handover=HandoverParameters('switch')), limits=limits
-    ).started()
+    rig = Rig(holding(replan_interval=40, handover=SWITCH), limits=limits).started()
     rows = np.linspace([0.0, 0.0], [0.0, 0.036], 40)
     assert rig.submit(rows).accepted
     rig.robot_follows = False
@@ -417,31 +346,24 @@ def test_when_a_gripper_is_jammed_expect_a_stop_within_its_range() -> None:
     assert "'b'" in rig.executor.detail
 
 
-def test_when_an_action_on_stop_is_unknown_expect_error_naming_it() -> None:
-    with pytest.raises(ValueError, match='on_stop: state_stale'):
-        StopActions(state_stale='crawl')  # type: ignore[arg-type]
-
-
 # ---------------------------------------------------------------- what a reviewer broke once
 
 
-def test_when_dry_run_is_set_in_motion_expect_no_start_before_it_is_in_force() -> None:
+def test_when_dry_run_is_set_in_motion_expect_no_start_before_it_is_in_force():
     rig = moving(rig_of())
     rig.executor.set_dry_run(True)
     rig.tick(2)
-    refused = rig.executor.start(rig.now_s, rig.ros_ns)
+    refused = rig.start()
     assert not refused.started and 'dry_run' in refused.text
     rig.run_until(lambda command: command.dry_run, 60)
-    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert rig.start().started
     rig.tick(3)
     assert rig.command.dry_run
 
 
 @settings(max_examples=EXAMPLES)
 @given(st.floats(-0.15, 0.15), st.integers(1, 30), st.floats(0.2, 3.0), st.integers(0, 9))
-def test_when_stopped_behind_its_plan_expect_it_only_to_slow_down(
-    jump: float, ticks: int, slope: float, noise: int
-) -> None:
+def test_when_stopped_behind_its_plan_expect_it_only_to_slow_down(jump, ticks, slope, noise):
     rig = rig_of()
     wobble = 0.02 * np.sin(noise * np.arange(40))
     rows = (jump + slope * STEP_S * np.arange(40) + wobble)[:, None] * np.array([1.0, 0.5])
@@ -460,7 +382,7 @@ def test_when_stopped_behind_its_plan_expect_it_only_to_slow_down(
     assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
 
 
-def test_when_a_chunk_is_too_far_after_a_reset_in_motion_expect_no_step_of_the_velocity() -> None:
+def test_when_a_chunk_is_too_far_after_a_reset_in_motion_expect_no_step_of_the_velocity():
     rig = moving(rig_of())
     rig.executor.reset(1)
     rig.tick()
@@ -470,7 +392,7 @@ def test_when_a_chunk_is_too_far_after_a_reset_in_motion_expect_no_step_of_the_v
     assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
 
 
-def test_when_pushed_while_it_waits_expect_the_hold_to_follow_a_little_without_a_rattle() -> None:
+def test_when_pushed_while_it_waits_expect_the_hold_to_follow_a_little_without_a_rattle():
     """By `hold_follows` in all, and at the speed of an approach, once the joint rests."""
     rig = rig_of()
     assert rig.reason == 'waiting_for_chunk'
@@ -480,6 +402,7 @@ def test_when_pushed_while_it_waits_expect_the_hold_to_follow_a_little_without_a
     rig.tick(150)
     assert rig.reason == 'waiting_for_chunk'
     assert 0.5 * FOLLOWS < rig.command.setpoints[0] <= FOLLOWS * (1 + 1e-9)
+    assert rig.executor.status().gave_way.startswith("'a' by 0.0")
     speed = speeds(rig)[at:, 0]
     assert np.abs(speed).max() <= rig.config.start.approach_speed * (1 + 1e-9)
     assert (speed >= 0.0).all()
@@ -489,29 +412,28 @@ def test_when_pushed_while_it_waits_expect_the_hold_to_follow_a_little_without_a
     assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
 
 
-@pytest.mark.parametrize('wait_ticks', [1, 3, 8])
-def test_when_started_while_a_hold_gives_way_expect_the_command_at_rest_where_the_robot_is(
-    wait_ticks: int,
-) -> None:
-    """Before the hold has got where it would have gone, the start sets it to the robot."""
+@pytest.mark.parametrize(('wait_ticks', 'by'), [(None, -0.3), (1, 0.45), (3, 0.45), (8, 0.45)])
+def test_when_started_after_a_push_expect_the_command_at_rest_where_the_robot_is(wait_ticks, by):
+    """At once, or so long after the hold began to give way: a step of the command, no motion."""
     rig = moving(rig_of())
     rig.executor.stop()
     rig.tick(30)
-    push(rig, 0.45, 0.1)
-    rig.run_until(lambda command: command.velocities[0] > 0.0, 60)
-    rig.tick(wait_ticks - 1)
-    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    push(rig, by, 0.1)
+    if wait_ticks is not None:
+        rig.run_until(lambda command: command.velocities[0] != 0.0, 60)
+        rig.tick(wait_ticks - 1)
+    result = rig.start()
+    assert result.started and 'was moved while it held' in result.text
     at = len(rig.ticks)
-    rig.tick(40)
+    rig.tick(100)
+    assert rig.reason == 'waiting_for_chunk' and rig.ticks[at].command.seats
     for tick in rig.ticks[at:]:
         assert tick.command.setpoints[0] == pytest.approx(rig.measured[0], abs=1e-9)
         assert tick.command.velocities[0] == 0.0
 
 
 @pytest.mark.parametrize(('lag', 'every'), [(0.1, 1), (0.12, 2), (0.1, 4), (0.02, 10)])
-def test_when_a_healthy_arm_lags_expect_its_reach_to_slow_the_command_in_time(
-    lag: float, every: int
-) -> None:
+def test_when_a_healthy_arm_lags_expect_its_reach_to_slow_the_command_in_time(lag, every):
     rig = rig_of()
     rig.robot_follows = False
     rows = 2.0 * (1 - np.cos(np.pi * np.minimum(np.arange(1, 41) / 36, 1.0)))
@@ -528,8 +450,8 @@ def test_when_a_healthy_arm_lags_expect_its_reach_to_slow_the_command_in_time(
 
 def sim_rig() -> Rig:
     rig = Rig(
-        holding(replan_interval=30, handover=HandoverParameters('switch')),
-        limits=make_limits(NAMES, dict.fromkeys(NAMES, LIMIT)),
+        holding(replan_interval=30, handover=SWITCH),
+        limits=alike(NAMES, LIMIT),
         watchdog=WatchdogParameters(motion_clock='ros', clock_timeout_s=0.1, tick_timeout_s=1.0),
     )
     return moving(rig.started())
@@ -552,9 +474,7 @@ def moves_by_ros_time(rig: Rig) -> np.ndarray:
 
 
 @pytest.mark.parametrize('cause', [None, stop])
-def test_when_a_simulated_clock_pauses_expect_the_motion_to_go_on_where_it_was(
-    cause: Callable[[Rig], None] | None,
-) -> None:
+def test_when_a_simulated_clock_pauses_expect_the_motion_to_go_on_where_it_was(cause):
     rig = sim_rig()
     if cause is not None:
         cause(rig)
@@ -565,11 +485,11 @@ def test_when_a_simulated_clock_pauses_expect_the_motion_to_go_on_where_it_was(
     assert np.abs(moves_by_ros_time(rig)).max() <= ACCELERATION * (1 + 1e-3)
 
 
-def test_when_started_while_braking_by_a_simulated_clock_expect_no_step_of_the_velocity() -> None:
+def test_when_started_while_braking_by_a_simulated_clock_expect_no_step_of_the_velocity():
     rig = sim_rig()
     rig.executor.stop()
     rig.tick(2)
-    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert rig.start().started
     rig.tick(20)
     assert np.abs(moves_by_ros_time(rig)).max() <= ACCELERATION * (1 + 1e-3)
 
@@ -583,7 +503,7 @@ def grasping(max_step: float = np.inf, far_steps: OnViolation = 'clamp') -> Rig:
     """A rig that carries an object: an arm joint, and a gripper commanded beyond the contact."""
     grips = ColumnLimits(OPEN, CLOSED, 2.0, np.inf, max_step, np.inf)
     rig = _Gripper(
-        holding(replan_interval=60, handover=HandoverParameters('switch')),
+        holding(replan_interval=60, handover=SWITCH),
         tuple(Column(name) for name in ('arm', 'gripper')),
         limits=make_limits(
             ('arm', 'gripper'),
@@ -610,16 +530,14 @@ class _Gripper(Rig):
         super().measure()
 
 
-def test_when_a_gripper_closes_on_an_object_expect_no_fault_and_its_whole_command() -> None:
+def test_when_a_gripper_closes_on_an_object_expect_no_fault_and_its_whole_command():
     rig = grasping()
     assert rig.reason == 'tracking'
     assert rig.command.setpoints[1] == pytest.approx(CLOSED)
 
 
 @pytest.mark.parametrize('max_step', [np.inf, 0.3])
-def test_when_a_robot_with_an_object_is_stopped_and_started_expect_the_grip_unchanged(
-    max_step: float,
-) -> None:
+def test_when_a_robot_with_an_object_is_stopped_and_started_expect_the_grip_unchanged(max_step):
     rig = grasping(max_step)
     grip = rig.command.setpoints[1]
     assert grip == pytest.approx(min(CLOSED, CONTACT + max_step))
@@ -627,20 +545,18 @@ def test_when_a_robot_with_an_object_is_stopped_and_started_expect_the_grip_unch
     rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
     rig.tick(100)
     assert rig.command.setpoints[1] == pytest.approx(grip)
-    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    result = rig.start()
     assert result.started and 'was moved' not in result.text
     rig.tick(100)
     assert rig.command.setpoints[1] == pytest.approx(grip)
 
 
 @pytest.mark.parametrize('closed', [CLOSED, OPEN])
-def test_when_max_step_keeps_a_grip_from_its_plan_expect_a_new_start_all_the_same(
-    closed: float,
-) -> None:
+def test_when_max_step_keeps_a_grip_from_its_plan_expect_a_new_start_all_the_same(closed):
     rig = grasping(max_step=0.3)
     rig.executor.stop()
     rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
-    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert rig.start().started
     rig.tick(5)
     # Beyond what the object and max_step allow; or open, which is approached.
     rows = np.tile([rig.command.setpoints[0], closed], (60, 1))
@@ -651,14 +567,14 @@ def test_when_max_step_keeps_a_grip_from_its_plan_expect_a_new_start_all_the_sam
     assert rig.command.setpoints[1] == pytest.approx(min(closed, CONTACT + 0.3), abs=1e-6)
 
 
-def test_when_an_object_stops_an_approach_expect_it_over_where_max_step_ends_it() -> None:
+def test_when_an_object_stops_an_approach_expect_it_over_where_max_step_ends_it():
     rig = grasping(max_step=0.3)
     # As after a restart: the fingers set out from where they touch the object.
     rig.executor.set_dry_run(True)
     rig.tick(60)
     rig.executor.set_dry_run(False)
     rig.tick(2)
-    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert rig.start().started
     rig.tick(5)
     assert rig.command.setpoints[1] == pytest.approx(CONTACT)
     rows = np.tile([rig.command.setpoints[0], CLOSED], (60, 1))
@@ -668,7 +584,7 @@ def test_when_an_object_stops_an_approach_expect_it_over_where_max_step_ends_it(
     assert rig.submit(chunk_of(rows, rig.names, rig.kinds, STEP_S)).accepted
 
 
-def test_when_fingers_are_pried_open_in_a_hold_expect_no_command_further_than_max_step() -> None:
+def test_when_fingers_are_pried_open_in_a_hold_expect_no_command_further_than_max_step():
     rig = grasping(max_step=0.3)
     rig.executor.stop()
     rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
@@ -685,13 +601,13 @@ def test_when_fingers_are_pried_open_in_a_hold_expect_no_command_further_than_ma
     assert rig.command.setpoints[1] == pytest.approx(OPEN + 0.3)
 
 
-def test_when_far_steps_are_refused_expect_a_grip_clamped_all_the_same() -> None:
+def test_when_far_steps_are_refused_expect_a_grip_clamped_all_the_same():
     rig = grasping(max_step=0.3, far_steps='reject')
     assert rig.reason == 'tracking'
     assert rig.command.setpoints[1] == pytest.approx(CONTACT + 0.3)
 
 
-def test_when_another_joint_was_pushed_away_expect_the_object_held_on_and_on_at_start() -> None:
+def test_when_another_joint_was_pushed_away_expect_the_object_held_on_and_on_at_start():
     rig = grasping()
     push(rig, 1.0, 0.3)
     assert rig.reason == 'tracking_error'
@@ -699,7 +615,7 @@ def test_when_another_joint_was_pushed_away_expect_the_object_held_on_and_on_at_
     rig.tick(200)
     assert is_near(rig)
     push(rig, -0.3, 0.1)
-    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    result = rig.start()
     assert result.started and 'was moved' in result.text
     rig.robot_follows = True
     rig.tick(200)

@@ -1,12 +1,10 @@
 """Cameras slower than the replan rate: the robot keeps moving on the newest frames there are."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np
 import pytest
-from execution_rig import ROS_START_NS, Rig, chunk_of, holding
+from execution_rig import ROS_START_NS, SWITCH, CameraPolicy, Rig, chunk_of, holding
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from thorough import examples
@@ -14,7 +12,7 @@ from thorough import examples
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.types import ChunkHeader
+from vla_runtime.types import ChunkHeader, PlanRequest
 
 HORIZON = 32
 PERIOD_S = 0.01
@@ -23,66 +21,27 @@ RUN_S = 4.0
 AGES_KEPT = 32
 
 
-class Policy:
-    """Answers each request from the newest frame, one at a time, `inference_s` later."""
+class Policy(CameraPolicy):
+    """Its rows swing by less than a tolerance: where they lead does not matter here."""
 
     def __init__(
         self, rig: Rig, frame_s: float, inference_s: float, step_s: float, horizon: int
     ) -> None:
-        self._rig = rig
-        self._horizon = horizon
-        self._frame_s = frame_s
-        # Frames of this time never come, from and to, seconds.
-        self.gap_s = (0.0, 0.0)
-        self._inference_s = inference_s
-        self._step_s = step_s
-        self._due_s: float | None = None
-        self._observation_ns = 0
-        self._request = 0
-        self._asked_ns = 0
+        super().__init__(rig, frame_s, inference_s)
+        self._horizon, self._step_s = horizon, step_s
         self._ages_ns: deque[int] = deque(maxlen=AGES_KEPT)
-        self.answers = 0
         self.refusals: list[ChunkRefusal] = []
         # Answers that were refused although almost no frame had been as old at its request.
         self.surprises = 0
 
-    def work(self) -> None:
-        """Take what the executor asks for, and answer what is ready."""
-        rig = self._rig
-        if self._due_s is not None and rig.now_s >= self._due_s:
-            self._due_s = None
-            self._answer()
-        request = rig.executor.poll_request(rig.now_s, rig.ros_ns)
-        if request is not None and self._due_s is None:
-            self._due_s = rig.now_s + self._inference_s
-            self._request = request.request
-            now_s = (rig.ros_ns - ROS_START_NS) * 1e-9
-            if self.gap_s[0] < now_s < self.gap_s[1]:
-                now_s = self.gap_s[0]
-            frame = int(now_s / self._frame_s)
-            self._observation_ns = ROS_START_NS + round(frame * self._frame_s * 1e9)
-            self._asked_ns = rig.ros_ns
-
-    def _answer(self) -> None:
-        rig = self._rig
-        self.answers += 1
-        # Where the rows lead does not matter here: they swing by less than a tolerance.
+    def answer(self, plan: PlanRequest) -> None:
         rows = 0.05 * np.sin(0.1 * (self.answers + np.arange(self._horizon)))
-        result = rig.executor.submit_chunk(
-            chunk_of(list(rows), step_time_s=self._step_s),
-            ChunkHeader(
-                self._observation_ns,
-                rig.executor.episode,
-                self.answers,
-                tied=True,
-                request=self._request,
-            ),
-            rig.now_s,
-            rig.ros_ns,
-        )
+        named = {'tied': True, 'request': plan.request}
+        header = ChunkHeader(self.observation_ns, self.rig.executor.episode, self.answers, **named)
+        result = self.rig.offer(chunk_of(list(rows), step_time_s=self._step_s), header)
         if result.refusal is not None:
             self.refusals.append(result.refusal)
-        age_ns = self._asked_ns - self._observation_ns
+        age_ns = self.asked_ns - self.observation_ns
         as_old = sum(other >= age_ns for other in self._ages_ns)
         self.surprises += result.refusal is ChunkRefusal.USEFUL_PART_PAST and as_old <= 1
         if result.refusal is not ChunkRefusal.OBSERVATION_UNKNOWN:
@@ -134,23 +93,16 @@ def longest_stall(
 @example(60.0, 125.0, 1, 1.0, 0.6, 'asynchronous', 'continue', 'switch')
 @example(5.78, 66.6, 2, 1.0, 0.155, 'asynchronous', 'continue', 'ensemble')
 def test_when_cameras_and_steps_have_any_rates_expect_no_stall_beyond_a_frame_and_an_inference(
-    camera_hz: float,
-    step_hz: float,
-    horizon: int,
-    part: float,
-    inference_s: float,
-    mode: str,
-    overrun: str,
-    handover: str,
-) -> None:
+    camera_hz, step_hz, horizon, part, inference_s, mode, overrun, handover
+):
     frame_s, step_s = 1.0 / camera_hz, 1.0 / step_hz
     assume(horizon <= 2 or horizon * step_s >= 2 * frame_s)
     parameters = holding(
         replan_interval=max(1, round(part * horizon)),
-        replan_mode=mode,  # type: ignore[arg-type]
-        overrun=overrun,  # type: ignore[arg-type]
+        replan_mode=mode,
+        overrun=overrun,
         max_overrun_steps=min(4, horizon),
-        handover=HandoverParameters(handover, blend_steps=1),  # type: ignore[arg-type]
+        handover=HandoverParameters(handover, blend_steps=1),
         request_timeout_s=2.0,
     )
     stall_s, policy = longest_stall(parameters, frame_s, inference_s, step_s, horizon)
@@ -164,8 +116,8 @@ def test_when_cameras_and_steps_have_any_rates_expect_no_stall_beyond_a_frame_an
 
 @pytest.mark.parametrize(('horizon', 'interval'), [(1, 1), (2, 2), (3, 3), (8, 8)])
 def test_when_a_chunk_is_shorter_than_an_inference_expect_one_inference_between_chunks(
-    horizon: int, interval: int
-) -> None:
+    horizon, interval
+):
     parameters = holding(
         replan_interval=interval, handover=HandoverParameters('switch', blend_steps=1)
     )
@@ -179,9 +131,7 @@ def test_when_a_chunk_is_shorter_than_an_inference_expect_one_inference_between_
 @pytest.mark.parametrize(
     ('camera_hz', 'step_hz', 'inference_s'), [(30, 50, 0.3), (30, 30, 0.1), (60, 125, 0.6)]
 )
-def test_when_a_chunk_has_one_row_expect_next_to_no_answer_refused(
-    camera_hz: float, step_hz: float, inference_s: float
-) -> None:
+def test_when_a_chunk_has_one_row_expect_next_to_no_answer_refused(camera_hz, step_hz, inference_s):
     parameters = holding(replan_interval=1, handover=HandoverParameters('switch', blend_steps=1))
     _, policy = longest_stall(
         parameters, 1 / camera_hz, inference_s, 1 / step_hz, horizon=1, run_s=20.0
@@ -192,7 +142,7 @@ def test_when_a_chunk_has_one_row_expect_next_to_no_answer_refused(
     assert policy.refusals.count(ChunkRefusal.USEFUL_PART_PAST) <= allowed, policy.answers
 
 
-def test_when_a_frame_is_late_for_a_short_chunk_expect_it_forgotten_after_two_more() -> None:
+def test_when_a_frame_is_late_for_a_short_chunk_expect_it_forgotten_after_two_more():
     parameters = holding(replan_interval=1, handover=HandoverParameters('switch', blend_steps=1))
     rig = Rig(parameters, period_ns=round(PERIOD_S * 1e9)).started()
     policy = Policy(rig, 1 / 30, 0.3, 0.02, 1)
@@ -216,8 +166,8 @@ def test_when_a_frame_is_late_for_a_short_chunk_expect_it_forgotten_after_two_mo
     ('horizon', 'step_s', 'interval'), [(8, 0.05, 4), (10, 1 / 30, 5), (25, 0.02, 10)]
 )
 def test_when_one_frame_is_late_expect_the_robot_to_stall_for_that_frame_and_once_more_at_most(
-    horizon: int, step_s: float, interval: int
-) -> None:
+    horizon, step_s, interval
+):
     parameters = holding(
         replan_interval=interval,
         overrun='continue',
@@ -240,12 +190,12 @@ def test_when_one_frame_is_late_expect_the_robot_to_stall_for_that_frame_and_onc
 
 
 @pytest.mark.parametrize('interval', [1, 2, 4])
-def test_when_cameras_are_slower_than_steps_expect_the_robot_to_keep_moving(interval: int) -> None:
+def test_when_cameras_are_slower_than_steps_expect_the_robot_to_keep_moving(interval):
     parameters = holding(
         replan_interval=interval,
         overrun='continue',
         max_overrun_steps=4,
-        handover=HandoverParameters('switch'),
+        handover=SWITCH,
         request_timeout_s=2.0,
     )
     stall_s, policy = longest_stall(parameters, frame_s=1 / 12, inference_s=0.03, step_s=0.02)
@@ -254,8 +204,8 @@ def test_when_cameras_are_slower_than_steps_expect_the_robot_to_keep_moving(inte
     assert set(policy.refusals) <= {ChunkRefusal.OBSERVATION_UNKNOWN}
 
 
-def test_when_the_same_frames_are_inferred_again_expect_the_chunk_joined_further_on() -> None:
-    rig = Rig(holding(replan_interval=2, handover=HandoverParameters('switch'))).started()
+def test_when_the_same_frames_are_inferred_again_expect_the_chunk_joined_further_on():
+    rig = Rig(holding(replan_interval=2, handover=SWITCH)).started()
     rows = [0.001 * row for row in range(HORIZON)]
     observed_ns = rig.ros_ns
     assert rig.submit(rows, observed_ns).join_index == 0
@@ -267,22 +217,20 @@ def test_when_the_same_frames_are_inferred_again_expect_the_chunk_joined_further
 
 
 def ask(rig: Rig) -> int:
-    request = rig.executor.poll_request(rig.now_s, rig.ros_ns)
+    request = rig.poll()
     assert request is not None
     return request.request
 
 
 def answer(rig: Rig, request: int | None, observation_ns: int, number: int) -> ChunkRefusal | None:
-    return rig.executor.submit_chunk(
+    return rig.offer(
         chunk_of([0.0] * HORIZON),
         ChunkHeader(observation_ns, 0, number, tied=True, request=request),
-        rig.now_s,
-        rig.ros_ns,
     ).refusal
 
 
-def test_when_an_answer_is_refused_expect_its_request_closed_and_the_next_asked_at_once() -> None:
-    rig = Rig(holding(replan_interval=2, handover=HandoverParameters('switch'))).started()
+def test_when_an_answer_is_refused_expect_its_request_closed_and_the_next_asked_at_once():
+    rig = Rig(holding(replan_interval=2, handover=SWITCH)).started()
     first = ask(rig)
     assert answer(rig, first, rig.ros_ns, 1) is None
     rig.tick(3)
@@ -293,8 +241,8 @@ def test_when_an_answer_is_refused_expect_its_request_closed_and_the_next_asked_
     assert ask(rig) == second + 1
 
 
-def test_when_a_stray_chunk_is_refused_expect_the_request_to_stay_open() -> None:
-    rig = Rig(holding(replan_interval=2, handover=HandoverParameters('switch'))).started()
+def test_when_a_stray_chunk_is_refused_expect_the_request_to_stay_open():
+    rig = Rig(holding(replan_interval=2, handover=SWITCH)).started()
     first = ask(rig)
     observed_ns = rig.ros_ns
     assert answer(rig, first, observed_ns, 1) is None

@@ -1,18 +1,15 @@
 """A plan that ends without a successor: the robot comes to rest within its limits, then holds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from execution_rig import Rig, holding
+from execution_rig import SWITCH, Rig, alike, holding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import EXAMPLES
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind, Reason
-from vla_runtime.execution.handover import HandoverParameters
-from vla_runtime.execution.limits import ColumnLimits, make_limits
+from vla_runtime.execution.limits import ColumnLimits
 from vla_runtime.execution.stopping import StopActions
 
 ACCELERATION = 5.0
@@ -28,13 +25,8 @@ def rig_of(
 ) -> Rig:
     names = tuple(column.name for column in columns)
     limit = ColumnLimits(velocity=2.0, acceleration=acceleration)
-    wanted = {'replan_interval': 5, 'handover': HandoverParameters('switch'), **parameters}
-    return Rig(
-        holding(**wanted),  # type: ignore[arg-type]
-        columns,
-        limits=make_limits(names, dict.fromkeys(names, limit)),
-        on_stop=on_stop,
-    ).started()
+    wanted = {'replan_interval': 5, 'handover': SWITCH, **parameters}
+    return Rig(holding(**wanted), columns, limits=alike(names, limit), on_stop=on_stop).started()
 
 
 def largest_change(rig: Rig) -> float:
@@ -49,8 +41,8 @@ def largest_change(rig: Rig) -> float:
 @pytest.mark.parametrize('interpolation', ['linear', 'cubic'])
 @pytest.mark.parametrize('replan_mode', ['asynchronous', 'synchronous'])
 def test_when_a_plan_ends_in_motion_expect_braking_within_the_acceleration_and_then_a_hold(
-    replan_mode: str, interpolation: str
-) -> None:
+    replan_mode, interpolation
+):
     rig = rig_of(replan_mode=replan_mode, interpolation=interpolation)
     rig.submit(FAST)
     rig.run_until(lambda command: command.reason in ENDS)
@@ -61,7 +53,7 @@ def test_when_a_plan_ends_in_motion_expect_braking_within_the_acceleration_and_t
     assert (rig.tick(10).setpoints == held).all()
 
 
-def test_when_braking_expect_the_shortest_way_to_rest_the_limit_allows() -> None:
+def test_when_braking_expect_the_shortest_way_to_rest_the_limit_allows():
     rig = rig_of(interpolation='linear')
     rig.submit(FAST)
     rig.run_until(lambda command: command.reason is Reason.BRAKING)
@@ -76,7 +68,7 @@ def test_when_braking_expect_the_shortest_way_to_rest_the_limit_allows() -> None
     assert rig.executor.counters.steps == 5
 
 
-def test_when_nothing_limits_the_acceleration_expect_the_hold_at_once() -> None:
+def test_when_nothing_limits_the_acceleration_expect_the_hold_at_once():
     rig = rig_of(acceleration=np.inf, interpolation='linear')
     rig.submit(FAST)
     rig.run_until(lambda command: command.reason in ENDS)
@@ -84,7 +76,7 @@ def test_when_nothing_limits_the_acceleration_expect_the_hold_at_once() -> None:
     assert rig.command.setpoints == pytest.approx([0.15, 0.15])
 
 
-def test_when_a_chunk_comes_while_braking_expect_it_taken_up_within_the_limit() -> None:
+def test_when_a_chunk_comes_while_braking_expect_it_taken_up_within_the_limit():
     rig = rig_of()
     rig.submit(FAST)
     rig.run_until(lambda command: command.reason is Reason.BRAKING)
@@ -94,7 +86,7 @@ def test_when_a_chunk_comes_while_braking_expect_it_taken_up_within_the_limit() 
     assert largest_change(rig) <= 1.0 + 1e-6
 
 
-def test_when_a_fault_comes_while_braking_expect_it_to_go_on_to_rest() -> None:
+def test_when_a_fault_comes_while_braking_expect_it_to_go_on_to_rest():
     rig = rig_of()
     rig.submit(FAST)
     rig.run_until(lambda command: command.reason is Reason.BRAKING)
@@ -105,7 +97,7 @@ def test_when_a_fault_comes_while_braking_expect_it_to_go_on_to_rest() -> None:
     assert largest_change(rig) <= 1.0 + 1e-6
 
 
-def test_when_a_fault_to_freeze_on_comes_while_braking_expect_the_hold_at_once() -> None:
+def test_when_a_fault_to_freeze_on_comes_while_braking_expect_the_hold_at_once():
     rig = rig_of(on_stop=StopActions(state_not_finite='freeze'))
     rig.submit(FAST)
     rig.run_until(lambda command: command.reason is Reason.BRAKING)
@@ -117,7 +109,7 @@ def test_when_a_fault_to_freeze_on_comes_while_braking_expect_the_hold_at_once()
     assert (rig.command.setpoints == before).all()
 
 
-def test_when_frozen_while_braking_expect_the_hold_at_once() -> None:
+def test_when_frozen_while_braking_expect_the_hold_at_once():
     rig = rig_of()
     rig.submit(FAST)
     rig.run_until(lambda command: command.reason is Reason.BRAKING)
@@ -126,7 +118,7 @@ def test_when_frozen_while_braking_expect_the_hold_at_once() -> None:
     assert held.kind is CommandKind.HOLD and (held.setpoints == before).all()
 
 
-def test_when_a_velocity_column_ends_in_motion_expect_it_ramped_to_zero() -> None:
+def test_when_a_velocity_column_ends_in_motion_expect_it_ramped_to_zero():
     rig = rig_of((Column('a'), Column('wheel', kind='velocity')))
     rig.submit(np.array([[0.0, 0.9]] * 20))
     rig.run_until(lambda command: command.reason is Reason.STARVED)
@@ -141,8 +133,8 @@ def test_when_a_velocity_column_ends_in_motion_expect_it_ramped_to_zero() -> Non
     st.integers(1, 5),
 )
 def test_when_any_plan_ends_expect_rest_within_the_acceleration_and_in_bounded_time(
-    steps: list[float], interpolation: str, interval: int
-) -> None:
+    steps, interpolation, interval
+):
     rig = rig_of(interpolation=interpolation, replan_interval=interval)
     rig.submit(list(np.cumsum(steps)))
     rig.run_until(lambda command: command.reason is Reason.STARVED, 200)

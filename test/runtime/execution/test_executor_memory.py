@@ -1,26 +1,23 @@
 """The steady tick allocates nothing that lasts, and next to nothing while it runs."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from execution_rig import Rig, holding
+from execution_rig import SWITCH, Rig, alike, holding
 from thorough import thorough_but
 
 from vla_runtime.execution.column_model import StartParameters
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind
-from vla_runtime.execution.handover import HandoverParameters
-from vla_runtime.execution.limits import ColumnLimits, make_limits
+from vla_runtime.execution.limits import ColumnLimits
 
 JOINTS = 14
 ROWS = 1000  # the longest chunk that parameters allow
-WINDOWS, WINDOW_TICKS = 6, 500
+WINDOWS, WINDOW_TICKS = 4, 500
 # Python's numbers, and views of arrays that exist.
 PASSING_BYTES = 2048
 # Half a byte a tick, where one leaked number is 24 bytes or more.
@@ -28,15 +25,15 @@ LEAK_BYTES = 250
 
 
 @pytest.fixture
-def moving() -> Iterator[Rig]:
+def moving():
     """In the middle of one long chunk, every limit switched on, garbage collection off."""
     columns = tuple(Column(f'joint_{number}') for number in range(JOINTS))
     names = [column.name for column in columns]
     limit = ColumnLimits(-2.0, 2.0, 3.0, 60.0, 0.5)
     rig = Rig(
-        holding(replan_interval=ROWS, handover=HandoverParameters('switch')),
+        holding(replan_interval=ROWS, handover=SWITCH),
         columns,
-        limits=make_limits(names, dict.fromkeys(names, limit)),
+        limits=alike(names, limit),
         start=StartParameters(on_too_far='refuse'),
     )
     # Exactly zero is what a driver says that has not heard from its robot.
@@ -59,7 +56,7 @@ def tick(rig: Rig) -> None:
     command = rig.executor.tick(rig.now_s, rig.ros_ns)
     assert command.kind is CommandKind.TRACK, command
     np.copyto(rig.measured, command.setpoints)
-    assert rig.executor.poll_request(rig.now_s, rig.ros_ns) is None
+    assert rig.poll() is None
 
 
 def growth_of_windows(rig: Rig, tick: Callable[[Rig], object]) -> list[int]:
@@ -81,14 +78,14 @@ def growth_of_windows(rig: Rig, tick: Callable[[Rig], object]) -> list[int]:
 
 # A leak grows in every window. What Python itself allocates once does not: a larger free list, or
 # the cache that 3.10 gives a function at its 1024th call, a few kilobytes for all of a tick's.
-def test_when_tracking_for_thousands_of_ticks_expect_no_growth(moving: Rig) -> None:
+def test_when_tracking_for_thousands_of_ticks_expect_no_growth(moving):
     assert min(growth_of_windows(moving, tick)) < LEAK_BYTES
     # It was the tick of a moving robot that was measured.
     assert moving.executor.counters.steps > WINDOWS * WINDOW_TICKS / 4
 
 
 @pytest.mark.parametrize('every_ticks', thorough_but([2], [1, 2]))
-def test_one_number_kept_a_tick_or_a_step_is_seen(moving: Rig, every_ticks: int) -> None:
+def test_one_number_kept_a_tick_or_a_step_is_seen(moving, every_ticks):
     kept, ticks = [], itertools.count()
 
     def leaking(rig: Rig) -> None:
@@ -99,7 +96,7 @@ def test_one_number_kept_a_tick_or_a_step_is_seen(moving: Rig, every_ticks: int)
     assert min(growth_of_windows(moving, leaking)) > 20 * LEAK_BYTES / every_ticks
 
 
-def test_when_ticking_expect_next_to_nothing_allocated_in_passing(moving: Rig) -> None:
+def test_when_ticking_expect_next_to_nothing_allocated_in_passing(moving):
     executor, largest = moving.executor, 0
     tracemalloc.start()
     try:

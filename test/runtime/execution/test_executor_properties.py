@@ -6,8 +6,6 @@ ticks that come late, and parameters that change. A model beside it, built from 
 what came out, says what is allowed.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -100,15 +98,11 @@ class AnythingGoes(RuleBasedStateMachine):
     def begin(
         self, parameters: ExecutorParameters, on_too_far: str, latch: int, period_s: float
     ) -> None:
-        columns = (
-            Column('arm'),
-            Column('spin', continuous=True),
-            Column('wheel', kind='velocity'),
-        )
+        columns = (Column('arm'), Column('spin', continuous=True), Column('wheel', kind='velocity'))
         config = ExecutorConfig(
             columns,
             LIMITS,
-            StartParameters(on_too_far=on_too_far, approach_speed=APPROACH_SPEED),  # type: ignore[arg-type]
+            StartParameters(on_too_far=on_too_far, approach_speed=APPROACH_SPEED),
             WATCHDOG,
             clamp_latch=latch,
             control_period_s=period_s,
@@ -559,10 +553,7 @@ class AnythingGoes(RuleBasedStateMachine):
         stamp_ns = self.ros_ns + round(ahead_s * 1e9)
         self.executor.observe_state(list(NAMES), list(self.known), stamp_ns, '', self.ros_ns)
 
-    @rule(
-        off=st.sampled_from([0.0, 0.02, -0.3]),
-        known=st.booleans(),
-    )
+    @rule(off=st.sampled_from([0.0, 0.02, -0.3]), known=st.booleans())
     def controllers_say_where_they_hold(self, off: float, known: bool) -> None:
         self.references = self.known + off if known else np.full(3, np.nan)
         self.references[2] = math.nan
@@ -627,7 +618,7 @@ TestAnythingGoes = AnythingGoes.TestCase
 
 
 @pytest.mark.thorough
-def test_a_long_walk_keeps_to_the_rows_of_the_table_of_states() -> None:
+def test_a_long_walk_keeps_to_the_rows_of_the_table_of_states():
     """`test_executor_states` reaches them all, by calls that were chosen."""
     SEEN.clear()
     long = settings(
@@ -643,7 +634,7 @@ def test_a_long_walk_keeps_to_the_rows_of_the_table_of_states() -> None:
     assert len(ROWS & set(SEEN)) >= len(ROWS) // 4
 
 
-def test_a_robot_led_away_while_the_clock_is_set_back_is_not_pulled_back() -> None:
+def test_a_robot_led_away_while_the_clock_is_set_back_is_not_pulled_back():
     """A case that the machine once found: states of before are newer than those that come."""
     machine = AnythingGoes()
     machine.begin(ExecutorParameters(), 'refuse', 0, PERIOD_NS * 1e-9)

@@ -1,41 +1,45 @@
-"""Chunks that are not taken: why, and that the next good one is."""
-
-from __future__ import annotations
+"""Chunks that are not taken: why, and that the next good one is; the latch on clamping."""
 
 import numpy as np
 import pytest
-from execution_rig import Rig, chunk_of, holding
+from execution_rig import SWITCH, Rig, chunk_of, holding
+from watched_executor import WatchedExecutor
 
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
-from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.guard import ClampLatch
+from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
 from vla_runtime.execution.state import OTHER_CLOCK
 from vla_runtime.types import ChunkHeader
 
-SWITCH = HandoverParameters(mode='switch')
 FLAT = [0.0] * 20
 
 
 def rig_of(**changes: object) -> Rig:
     values: dict[str, object] = {'replan_interval': 5, 'handover': SWITCH}
-    return Rig(holding(**{**values, **changes})).started()  # type: ignore[arg-type]
+    return Rig(holding(**{**values, **changes})).started()
 
 
-def test_when_chunk_is_duplicated_expect_it_dropped() -> None:
-    rig = rig_of()
-    rig.submit(FLAT, number=3)
-    assert rig.submit(FLAT, number=3).refusal is ChunkRefusal.DUPLICATE
-    assert rig.executor.counters.refused[ChunkRefusal.DUPLICATE] == 1
+@pytest.mark.parametrize(
+    ('first', 'ticks', 'back_ms', 'given', 'refusal', 'words'),
+    [
+        (True, 0, 0, {'number': 3}, ChunkRefusal.DUPLICATE, ''),
+        (True, 3, 50, {}, ChunkRefusal.OUT_OF_ORDER, '0.020 s before'),
+        (False, 0, 0, {'episode': 2}, ChunkRefusal.OTHER_EPISODE, 'episode 2'),
+        (False, 51, 510, {}, ChunkRefusal.OBSERVATION_TOO_OLD, '0.510 s'),
+        (False, 0, -60, {}, ChunkRefusal.OBSERVATION_FROM_FUTURE, ''),
+    ],
+)
+def test_a_chunk_that_is_not_due_is_dropped(first, ticks, back_ms, given, refusal, words):
+    rig = rig_of(max_observation_age_s=0.5)
+    if first:
+        rig.submit(FLAT, number=3)
+    rig.tick(ticks)
+    result = rig.submit(FLAT, rig.ros_ns - back_ms * 1_000_000, **given)
+    assert result.refusal is refusal and words in result.text
+    assert rig.executor.counters.refused[refusal] == 1
 
 
-def test_when_chunk_is_older_than_the_one_in_force_expect_it_dropped() -> None:
-    rig = rig_of()
-    rig.submit(FLAT, number=3)
-    rig.tick(3)
-    older = rig.submit(FLAT, observation_ns=rig.ros_ns - 50_000_000, number=4)
-    assert older.refusal is ChunkRefusal.OUT_OF_ORDER and '0.020 s before' in older.text
-
-
-def test_when_policy_restarts_expect_its_low_numbers_taken_and_its_warm_up_not_counted() -> None:
+def test_when_policy_restarts_expect_its_low_numbers_taken_and_its_warm_up_not_counted():
     rig = rig_of()
     for number in (40, 41):
         rig.tick(4)
@@ -48,47 +52,27 @@ def test_when_policy_restarts_expect_its_low_numbers_taken_and_its_warm_up_not_c
     assert rig.executor.status().delay_estimate == 1
 
 
-def test_when_chunk_is_of_another_episode_expect_it_dropped() -> None:
-    rig = rig_of()
-    result = rig.submit(FLAT, episode=2)
-    assert result.refusal is ChunkRefusal.OTHER_EPISODE and 'episode 2' in result.text
-
-
-def test_when_observation_is_too_old_expect_it_dropped() -> None:
-    rig = rig_of(max_observation_age_s=0.5)
-    observed_ns = rig.ros_ns
-    rig.tick(51)
-    result = rig.submit(FLAT, observation_ns=observed_ns)
-    assert result.refusal is ChunkRefusal.OBSERVATION_TOO_OLD and '0.510 s' in result.text
-
-
 @pytest.mark.parametrize(
     ('away_s', 'other'), [(-3000, False), (3000, False), (-4000, True), (4000, True)]
 )
-def test_when_an_observation_is_of_another_clock_expect_that_said(away_s: int, other: bool) -> None:
+def test_when_an_observation_is_of_another_clock_expect_that_said(away_s, other):
     rig = rig_of()
     result = rig.submit(FLAT, observation_ns=rig.ros_ns + away_s * 1_000_000_000)
     assert result.text.endswith(f'; {OTHER_CLOCK}') is other
 
 
-def test_when_observation_is_from_the_future_expect_it_dropped() -> None:
-    rig = rig_of()
-    result = rig.submit(FLAT, observation_ns=rig.ros_ns + 60_000_000)
-    assert result.refusal is ChunkRefusal.OBSERVATION_FROM_FUTURE
-
-
-def test_when_observation_is_a_little_ahead_expect_it_taken_as_now() -> None:
+def test_when_observation_is_a_little_ahead_expect_it_taken_as_now():
     rig = rig_of()
     assert rig.submit(FLAT, observation_ns=rig.ros_ns + 5_000_000).join_index == 0
 
 
-def test_when_observation_is_from_before_the_start_expect_it_dropped() -> None:
+def test_when_observation_is_from_before_the_start_expect_it_dropped():
     rig = rig_of()
     rig.tick(50)
     rig.executor.stop()
     observed_ns = rig.ros_ns
     rig.tick(30)
-    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert rig.start().started
     assert rig.submit(FLAT, observed_ns).refusal is ChunkRefusal.OBSERVATION_UNKNOWN
 
 
@@ -112,11 +96,9 @@ def test_when_observation_is_from_before_the_start_expect_it_dropped() -> None:
         (chunk_of([[0.0, 0.0]] * 9, step_time_s=np.nan), ChunkRefusal.WRONG_STEP_TIME, 'nan'),
     ],
 )
-def test_when_chunk_is_wrong_expect_it_refused_whole_and_the_next_one_taken(
-    chunk: object, refusal: ChunkRefusal, words: str
-) -> None:
+def test_when_chunk_is_wrong_expect_it_refused_whole_and_the_next_one_taken(chunk, refusal, words):
     rig = rig_of()
-    result = rig.submit(chunk)  # type: ignore[arg-type]
+    result = rig.submit(chunk)
     assert result.refusal is refusal and words in result.text
     assert rig.executor.counters.refused[refusal] == 1
     rig.tick(20)
@@ -124,7 +106,7 @@ def test_when_chunk_is_wrong_expect_it_refused_whole_and_the_next_one_taken(
     assert rig.submit(FLAT).accepted
 
 
-def test_when_step_time_changes_within_an_episode_expect_refusal_until_reset() -> None:
+def test_when_step_time_changes_within_an_episode_expect_refusal_until_reset():
     rig = rig_of()
     rig.submit(FLAT)
     rig.tick()
@@ -136,9 +118,7 @@ def test_when_step_time_changes_within_an_episode_expect_refusal_until_reset() -
 
 
 @pytest.mark.parametrize('rate_hz', [1, 10, 29.97, 30, 50, 60, 120])
-def test_when_the_bundle_says_the_step_time_expect_no_other_from_the_first_chunk_on(
-    rate_hz: float,
-) -> None:
+def test_when_the_bundle_says_the_step_time_expect_no_other_from_the_first_chunk_on(rate_hz):
     rig = Rig(holding(replan_interval=5), step_time_s=1.0 / rate_hz).started()
     for wrong in (0.5 / rate_hz, 2.0 / rate_hz, 1.01 / rate_hz):
         result = rig.submit(chunk_of(FLAT, step_time_s=wrong))
@@ -148,7 +128,7 @@ def test_when_the_bundle_says_the_step_time_expect_no_other_from_the_first_chunk
     assert rig.submit(chunk_of(FLAT, step_time_s=rounded)).accepted
 
 
-def test_when_the_first_chunk_is_refused_expect_its_step_time_not_to_count() -> None:
+def test_when_the_first_chunk_is_refused_expect_its_step_time_not_to_count():
     rig = rig_of(replan_interval=5)
     too_short = chunk_of([0.0] * 3, step_time_s=0.05)
     assert rig.submit(too_short).refusal is ChunkRefusal.INTERVAL_EXCEEDS_HORIZON
@@ -157,13 +137,125 @@ def test_when_the_first_chunk_is_refused_expect_its_step_time_not_to_count() -> 
     assert rig.executor.status().step == 2
 
 
-def test_when_a_chunk_is_garbage_expect_no_exception() -> None:
+def test_when_a_chunk_is_garbage_expect_no_exception():
     rig = rig_of()
-    result = rig.executor.submit_chunk(None, ChunkHeader(0, 0, 0), rig.now_s, rig.ros_ns)  # type: ignore[arg-type]
+    result = rig.offer(None, ChunkHeader(0, 0, 0))
     assert not result.accepted
     rig.submit(FLAT)
-    garbage = rig.executor.submit_chunk(
-        'no chunk', ChunkHeader(rig.ros_ns, 0, 9), rig.now_s, rig.ros_ns
-    )
+    garbage = rig.offer('no chunk', ChunkHeader(rig.ros_ns, 0, 9))
     assert not garbage.accepted
     assert rig.tick().kind is CommandKind.TRACK
+
+
+# --- The latch closes on repeated clamping, and only the operator opens it
+
+LIMITS = make_limits(('a', 'b'), {'a': ColumnLimits(-1, 0.05)})
+
+
+def closed_rig() -> Rig:
+    rig, results = Rig(holding(replan_interval=20), limits=LIMITS, clamp_latch=3).started(), []
+    for _ in range(3):
+        results.append(rig.submit([0.1] * 30))
+        rig.tick(4)
+    assert [result.accepted for result in results] == [True, True, False]
+    assert results[0].clamped and 'position' in results[0].text
+    assert results[2].refusal is ChunkRefusal.CLAMP_LATCH
+    assert rig.command.kind is CommandKind.HOLD and rig.reason == 'clamp_latch'
+    return rig
+
+
+def test_when_as_many_in_a_row_as_allowed_expect_closed_until_opened():
+    latch = ClampLatch(2)
+    for clamped in ('a', '', 'a'):
+        latch.count(clamped)
+        assert not latch.closed
+    latch.count('b')
+    assert latch.closed and '2 chunks in a row' in latch.text
+    latch.count('c')
+    latch.count('')
+    assert latch.closed and latch.cause == 'b'
+    latch.open()
+    latch.count('a')
+    assert not latch.closed
+
+
+def test_when_zero_are_allowed_expect_it_never_to_close():
+    latch = ClampLatch(0)
+    for _ in range(1000):
+        latch.count('a')
+    assert not latch.closed
+
+
+def test_when_an_episode_begins_without_a_reset_expect_it_still_closed():
+    rig = closed_rig()
+    rig.executor.begin_episode(1)
+    rig.tick()
+    assert rig.reason == 'clamp_latch'
+    assert rig.submit([0.0] * 30).refusal is ChunkRefusal.CLAMP_LATCH
+    rig.executor.reset(2)
+    rig.tick()
+    assert rig.submit([0.0] * 30).accepted
+    assert rig.tick().kind is CommandKind.TRACK
+
+
+def test_when_a_new_executor_is_given_a_closed_latch_expect_no_start_before_the_reset():
+    latch = closed_rig().executor.latch
+    rig = Rig(holding(replan_interval=20), limits=LIMITS, clamp_latch=3)
+    rig.executor = WatchedExecutor(rig.config, rig.parameters, latch=latch)
+    rig.tick(2)
+    result = rig.start()
+    assert not result.started and '3 chunks in a row' in result.text
+    assert rig.executor.status().clamp_latched
+    assert not rig.executor.wants_chunk
+    assert rig.tick().kind is CommandKind.IDLE
+    rig.executor.reset(1)
+    rig.started()
+    assert rig.reason == 'waiting_for_chunk'
+
+
+def test_a_closed_latch_names_the_joint_its_limit_the_field_and_the_call_that_opens_it():
+    latch = ClampLatch(1, reset_call='ros2 service call /left/arm/reset std_srvs/srv/Trigger')
+    rig = Rig(holding(replan_interval=20), limits=LIMITS)
+    rig.executor = WatchedExecutor(rig.config, rig.parameters, latch=latch)
+    rig.started()
+    result = rig.submit([[0.0, 0.0], [0.1, 0.0]] * 15)
+    assert result.refusal is ChunkRefusal.CLAMP_LATCH
+    rig.tick()
+    status = rig.executor.status()
+    for text in (result.text, latch.text, status.detail, status.clamp_latched):
+        for words in (
+            "'a'",
+            '0.1, allowed -1 to 0.05',
+            'upper of the robot file',
+            '/left/arm/reset',
+        ):
+            assert words in text, text
+
+
+@pytest.mark.parametrize('grips', [True, False])
+def test_a_gripper_that_closes_beyond_its_limits_does_not_close_the_latch(grips):
+    limit = ColumnLimits(0.0, 0.05, velocity=0.2, tracking_error=np.inf if grips else None)
+    limits = make_limits(('a', 'b'), {'a': limit})
+    rig = Rig(holding(replan_interval=4), limits=limits, clamp_latch=3).started()
+    for index in range(5):
+        # Beyond its position, and faster than it may.
+        closing = np.linspace(0.05, -0.05, 30) if index % 2 else np.full(30, -0.02)
+        rig.submit(np.stack([closing, np.zeros(30)], axis=1))
+        rig.tick(16)
+    assert rig.executor.latch.closed is not grips
+    assert rig.command.setpoints[0] >= 0.0
+
+
+def test_a_gripper_beside_an_arm_that_is_clamped_does_not_hide_it():
+    grip = ColumnLimits(0.0, 0.05, tracking_error=np.inf)
+    limits = make_limits(('a', 'b'), {'a': grip, 'b': ColumnLimits(-1.0, 1.0)})
+    rig = Rig(holding(replan_interval=20), limits=limits).started()
+    result = rig.submit(np.stack([np.full(30, -9.0), np.linspace(0.0, 1.2, 30)], axis=1))
+    assert result.clamped and "'b'" in result.text and "'a'" not in result.text
+
+
+def test_a_gripper_is_refused_beyond_its_limits_where_the_robot_file_rejects():
+    grip = ColumnLimits(0.0, 0.05, tracking_error=np.inf)
+    limits = make_limits(('a', 'b'), {'a': grip}, actions=LimitActions(position='reject'))
+    rig = Rig(holding(replan_interval=20), limits=limits).started()
+    assert rig.submit(np.full((30, 2), -0.02)).refusal is ChunkRefusal.LIMIT

@@ -5,325 +5,156 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from execution_rig import Rig, holding
+from execution_rig import TWO, Rig, alike, holding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from watched_executor import CALLS, ROWS, SEEN
 
 from vla_runtime.execution.column_model import StartParameters
 from vla_runtime.execution.command import Reason
-from vla_runtime.execution.limits import ColumnLimits, make_limits
+from vla_runtime.execution.limits import ColumnLimits
 from vla_runtime.execution.states import TRAITS, TRANSITIONS, Event, State
 
 LIMIT = ColumnLimits(-1.0, 1.0, velocity=2.0, acceleration=8.0)
-RAMP = np.linspace(0.0, 0.8, 20)
+RAMP, SLOW = np.linspace(0.0, 0.8, 20), np.linspace(0.0, 0.9, 40)
 
 
-def rig_of(clamp_latch: int = 2, limit: ColumnLimits = LIMIT, **config: object) -> Rig:
-    return Rig(
-        holding(replan_interval=10),
-        limits=make_limits(('a', 'b'), {'a': limit, 'b': limit}),
-        start=StartParameters(on_too_far='approach'),
-        clamp_latch=clamp_latch,
-        control_period_s=0.01,
-        **config,
-    )
+class Way(Rig):
+    """A rig whose acts follow on one another, to get an executor into a state."""
+
+    def __init__(self, clamp_latch: int = 2, limit: ColumnLimits = LIMIT, **config: Any) -> None:
+        super().__init__(
+            holding(replan_interval=10),
+            limits=alike(TWO, limit),
+            start=StartParameters(on_too_far='approach'),
+            clamp_latch=clamp_latch,
+            control_period_s=0.01,
+            **config,
+        )
+
+    def wait(self, ticks: int) -> Way:
+        self.tick(ticks)
+        return self
+
+    def until(self, state: State) -> Way:
+        self.run_until(lambda _: self.executor.state is state)
+        return self
+
+    def plan(self, rows: Sequence[float] = RAMP) -> Way:
+        assert self.submit(list(rows)).accepted
+        return self
+
+    def offered(self, *rows: float) -> Way:
+        self.submit([row for row in rows for _ in range(20 // len(rows))])
+        return self
+
+    def stop(self) -> Way:
+        self.executor.stop()
+        return self
+
+    def release(self) -> Way:
+        self.executor.release()
+        return self
+
+    def restart(self, times: int = 1) -> Way:
+        for _ in range(times):
+            self.start()
+        return self
+
+    def silent(self) -> Way:
+        self.state_arrives = False
+        return self
+
+    def moved(self, by: float, steps: int = 1, follows: bool = False) -> Way:
+        """Its first joint goes so far: at once, or by a step a tick."""
+        self.robot_follows = follows
+        for _ in range(steps):
+            self.measured[0] += by / steps
+            if steps > 1:
+                self.tick()
+        return self
 
 
-# ---------------------------------------------------------------- ways into every state
+def waiting(**given: Any) -> Way:
+    return Way(**given).started()
 
 
-def idle() -> Rig:
-    rig = rig_of()
-    rig.tick(2)
-    return rig
+def tracking(**given: Any) -> Way:
+    return waiting(**given).plan().wait(15)
 
 
-def idle_in_dry_run() -> Rig:
-    rig = rig_of(dry_run=True)
-    rig.tick(2)
-    return rig
+def outside() -> Way:
+    return Way().moved(1.1, follows=True).wait(2)
 
 
-def idle_outside() -> Rig:
-    rig = rig_of()
-    rig.measured[0] = 1.1
-    rig.tick(2)
-    return rig
+def stopped() -> Way:
+    return waiting().stop().wait(60)
 
 
-def waiting() -> Rig:
-    return rig_of().started()
+def elsewhere() -> Way:
+    """The robot was found where nobody saw it go, and a person was asked about that once."""
+    return stopped().moved(0.4).wait(100).restart()
 
 
-def waiting_in_dry_run() -> Rig:
-    return rig_of(dry_run=True).started()
+def braking_outside() -> Way:
+    return outside().restart().wait(5).silent().until(State.BRAKING)
 
 
-def tracking() -> Rig:
-    rig = rig_of().started()
-    assert rig.submit(list(RAMP)).accepted
-    rig.tick(15)
-    return rig
-
-
-def tracking_at_rest() -> Rig:
-    rig = rig_of().started()
-    assert rig.submit([0.0] * 20).accepted
-    rig.tick(3)
-    return rig
-
-
-def tracking_just_begun() -> Rig:
-    rig = rig_of().started()
-    assert rig.submit(list(RAMP)).accepted
-    return rig
-
-
-def tracking_in_dry_run() -> Rig:
-    rig = rig_of(dry_run=True).started()
-    assert rig.submit(list(RAMP)).accepted
-    rig.tick(15)
-    return rig
-
-
-def waiting_in_motion() -> Rig:
-    """The plan is at its end, and the robot is not at rest."""
-    rig = tracking()
-    rig.run_until(lambda _: rig.executor.state is State.WAITING)
-    assert not rig.executor.at_rest
-    return rig
-
-
-def approaching() -> Rig:
-    rig = rig_of().started()
-    rig.submit([0.6] * 20)
-    rig.tick(20)
-    return rig
-
-
-def approaching_just_begun() -> Rig:
-    rig = rig_of().started()
-    rig.submit([0.6] * 20)
-    return rig
-
-
-def approaching_outside() -> Rig:
-    rig = idle_outside()
-    assert rig.executor.start(rig.now_s, rig.ros_ns).started
-    rig.tick(5)
-    return rig
-
-
-def joining() -> Rig:
-    rig = joining_just_begun()
-    rig.tick(3)
-    return rig
-
-
-def joining_just_begun() -> Rig:
-    """A person says for the second time that the robot is where nobody saw it go."""
-    rig = rig_of().started()
-    rig.executor.stop()
-    rig.tick(60)
-    rig.robot_follows = False
-    rig.measured[0] += 0.4
-    rig.tick(100)
+def latched_in_motion() -> Way:
+    way = tracking()
     for _ in range(2):
-        rig.executor.start(rig.now_s, rig.ros_ns)
-    return rig
+        way.wait(1).offered(way.ticks[-1].position, 2)
+    return way
 
 
-def braking() -> Rig:
-    rig = rig_of().started()
-    rig.parameters = holding(replan_interval=20)
-    assert rig.submit(list(np.linspace(0.0, 0.9, 40))).accepted
-    rig.tick(5)
-    rig.state_arrives = False
-    rig.run_until(lambda _: rig.executor.state is State.BRAKING)
-    return rig
-
-
-def braking_in_dry_run() -> Rig:
-    rig = tracking_in_dry_run()
-    rig.state_arrives = False
-    rig.run_until(lambda _: rig.executor.state is State.BRAKING)
-    return rig
-
-
-def braking_outside() -> Rig:
-    rig = approaching_outside()
-    rig.state_arrives = False
-    rig.run_until(lambda _: rig.executor.state is State.BRAKING)
-    return rig
-
-
-def braking_after_a_start() -> Rig:
-    rig = stopping()
-    assert rig.executor.start(rig.now_s, rig.ros_ns).started
-    return rig
-
-
-def braking_without_the_robot() -> Rig:
-    rig = rig_of(limit=replace(LIMIT, tracking_error=0.04)).started()
-    assert rig.submit(list(RAMP)).accepted
-    rig.tick(15)
-    rig.robot_follows = False
-    rig.executor.stop()
-    assert rig.executor.start(rig.now_s, rig.ros_ns).started
-    return rig
-
-
-def holding_still() -> Rig:
-    rig = rig_of().started()
-    rig.state_arrives = False
-    rig.run_until(lambda _: rig.executor.state is State.HOLDING)
-    return rig
-
-
-def holding_outside() -> Rig:
-    rig = braking_outside()
-    rig.run_until(lambda _: rig.executor.state is State.HOLDING)
-    return rig
-
-
-def latched() -> Rig:
-    rig = rig_of().started()
-    for _ in range(2):
-        rig.tick()
-        rig.submit([0.0] * 10 + [2.0] * 10)
-    rig.tick()
-    return rig
-
-
-def latched_at_once() -> Rig:
-    rig = rig_of(clamp_latch=1).started()
-    rig.submit([0.0] * 10 + [2.0] * 10)
-    rig.tick()
-    return rig
-
-
-def latched_in_motion() -> Rig:
-    rig = tracking()
-    for _ in range(2):
-        rig.tick()
-        rig.submit([rig.ticks[-1].position] * 10 + [2.0] * 10)
-    return rig
-
-
-def stopping() -> Rig:
-    rig = tracking()
-    rig.executor.stop()
-    return rig
-
-
-def stopped() -> Rig:
-    rig = waiting()
-    rig.executor.stop()
-    rig.tick(60)
-    return rig
-
-
-def stopped_below() -> Rig:
-    """The robot sags below its last command."""
-    rig = stopped()
-    rig.robot_follows = False
-    rig.measured[0] -= 0.03
-    rig.tick(10)
-    return rig
-
-
-def stopped_elsewhere() -> Rig:
-    rig = stopped()
-    rig.robot_follows = False
-    rig.measured[0] += 0.4
-    rig.tick(100)
-    rig.executor.start(rig.now_s, rig.ros_ns)
-    return rig
-
-
-def releasing() -> Rig:
-    rig = tracking()
-    rig.executor.release()
-    return rig
-
-
-def releasing_at_rest() -> Rig:
-    rig = stopped_below()
-    rig.executor.release()
-    return rig
-
-
-def releasing_while_it_waits() -> Rig:
-    rig = waiting()
-    rig.executor.release()
-    return rig
-
-
-def releasing_in_dry_run() -> Rig:
-    rig = tracking_in_dry_run()
-    rig.executor.release()
-    return rig
-
-
-def released() -> Rig:
-    rig = stopped()
-    rig.executor.release()
-    rig.tick(2)
-    return rig
-
-
-def released_outside() -> Rig:
-    rig = released()
-    rig.robot_follows = False
-    for place in np.arange(0.0, 1.1, 0.01):
-        rig.measured[0] = place
-        rig.tick()
-    rig.tick(60)
-    return rig
-
-
-WAYS: dict[Callable[[], Rig], State] = {
-    idle: State.IDLE,
-    idle_in_dry_run: State.IDLE,
-    idle_outside: State.IDLE,
-    waiting: State.WAITING,
-    waiting_in_dry_run: State.WAITING,
-    waiting_in_motion: State.WAITING,
-    tracking: State.TRACKING,
-    tracking_at_rest: State.TRACKING,
-    tracking_just_begun: State.TRACKING,
-    tracking_in_dry_run: State.TRACKING,
-    approaching: State.APPROACHING,
-    approaching_just_begun: State.APPROACHING,
-    approaching_outside: State.APPROACHING,
-    joining: State.JOINING,
-    joining_just_begun: State.JOINING,
-    braking: State.BRAKING,
-    braking_in_dry_run: State.BRAKING,
-    braking_outside: State.BRAKING,
-    braking_after_a_start: State.BRAKING,
-    braking_without_the_robot: State.BRAKING,
-    holding_still: State.HOLDING,
-    holding_outside: State.HOLDING,
-    latched: State.LATCHED,
-    latched_at_once: State.LATCHED,
-    latched_in_motion: State.TRACKING,
-    stopping: State.STOPPING,
-    stopped: State.STOPPED,
-    stopped_below: State.STOPPED,
-    stopped_elsewhere: State.STOPPED,
-    releasing: State.RELEASING,
-    releasing_at_rest: State.RELEASING,
-    releasing_while_it_waits: State.RELEASING,
-    releasing_in_dry_run: State.RELEASING,
-    released: State.RELEASED,
-    released_outside: State.RELEASED,
+DRY, S = {'dry_run': True}, State
+WAYS: dict[str, tuple[State, Callable[[], Way]]] = {
+    'idle': (S.IDLE, lambda: Way().wait(2)),
+    'idle in dry run': (S.IDLE, lambda: Way(**DRY).wait(2)),
+    'idle outside': (S.IDLE, outside),
+    'waiting': (S.WAITING, waiting),
+    'waiting in dry run': (S.WAITING, lambda: waiting(**DRY)),
+    # The plan is at its end, and the robot is not at rest.
+    'waiting in motion': (S.WAITING, lambda: tracking().until(S.WAITING)),
+    'tracking': (S.TRACKING, tracking),
+    'tracking at rest': (S.TRACKING, lambda: waiting().plan([0.0] * 20).wait(3)),
+    'tracking just begun': (S.TRACKING, lambda: waiting().plan()),
+    'tracking in dry run': (S.TRACKING, lambda: tracking(**DRY)),
+    'approaching': (S.APPROACHING, lambda: waiting().offered(0.6).wait(20)),
+    'approaching just begun': (S.APPROACHING, lambda: waiting().offered(0.6)),
+    'approaching outside': (S.APPROACHING, lambda: outside().restart().wait(5)),
+    'joining': (S.JOINING, lambda: elsewhere().restart().wait(3)),
+    'joining just begun': (S.JOINING, lambda: elsewhere().restart()),
+    'braking': (S.BRAKING, lambda: waiting().plan(SLOW).wait(5).silent().until(S.BRAKING)),
+    'braking in dry run': (S.BRAKING, lambda: tracking(**DRY).silent().until(S.BRAKING)),
+    'braking outside': (S.BRAKING, braking_outside),
+    'braking after a start': (S.BRAKING, lambda: tracking().stop().restart()),
+    'braking without the robot': (
+        S.BRAKING,
+        lambda: tracking(limit=replace(LIMIT, tracking_error=0.04)).moved(0.0).stop().restart(),
+    ),
+    'holding': (S.HOLDING, lambda: waiting().silent().until(S.HOLDING)),
+    'holding outside': (S.HOLDING, lambda: braking_outside().until(S.HOLDING)),
+    'latched': (S.LATCHED, lambda: waiting().wait(1).offered(0, 2).wait(1).offered(0, 2).wait(1)),
+    'latched at once': (S.LATCHED, lambda: waiting(clamp_latch=1).offered(0, 2).wait(1)),
+    'latched in motion': (S.TRACKING, latched_in_motion),
+    'stopping': (S.STOPPING, lambda: tracking().stop()),
+    'stopped': (S.STOPPED, stopped),
+    # The robot sags below its last command.
+    'stopped below': (S.STOPPED, lambda: stopped().moved(-0.03).wait(10)),
+    'stopped elsewhere': (S.STOPPED, elsewhere),
+    'releasing': (S.RELEASING, lambda: tracking().release()),
+    'releasing at rest': (S.RELEASING, lambda: stopped().moved(-0.03).wait(10).release()),
+    'releasing while it waits': (S.RELEASING, lambda: waiting().release()),
+    'releasing in dry run': (S.RELEASING, lambda: tracking(**DRY).release()),
+    'released': (S.RELEASED, lambda: stopped().release().wait(2)),
+    'released outside': (S.RELEASED, lambda: stopped().release().wait(2).moved(1.1, 110).wait(60)),
 }
 
 
@@ -347,13 +178,8 @@ def tick_comes_late(rig: Rig) -> None:
     rig.tick()
 
 
-def ticks_end(rig: Rig) -> None:
-    for late_s in (0.035, 0.045, 0.055, 0.2):
-        rig.executor.dead_man(rig.now_s + late_s)
-
-
-def ticks_end_for_long(rig: Rig) -> None:
-    for late_s in np.arange(0.1, 1.5, 0.01):
+def ticks_end(rig: Rig, *after_s: float) -> None:
+    for late_s in after_s:
         rig.executor.dead_man(rig.now_s + late_s)
 
 
@@ -371,7 +197,7 @@ def robot_is_found_elsewhere(rig: Rig) -> None:
 
 
 EVENTS: dict[str, Callable[[Rig], object]] = {
-    'start': lambda rig: rig.executor.start(rig.now_s, rig.ros_ns),
+    'start': lambda rig: rig.start(),
     'stop': lambda rig: rig.executor.stop(),
     'freeze': lambda rig: rig.executor.stop(Reason.TRACKING_ERROR),
     'release': lambda rig: rig.executor.release(),
@@ -388,35 +214,41 @@ EVENTS: dict[str, Callable[[Rig], object]] = {
     'two nodes publish': two_nodes_publish,
     'states end': states_end,
     'late tick': tick_comes_late,
-    'ticks end': ticks_end,
-    'ticks end for long': ticks_end_for_long,
+    'ticks end': lambda rig: ticks_end(rig, 0.035, 0.045, 0.055, 0.2),
+    'ticks end for long': lambda rig: ticks_end(rig, *np.arange(0.1, 1.5, 0.01)),
     'robot pushed': robot_is_pushed,
     'robot elsewhere': robot_is_found_elsewhere,
 }
 
 
-@pytest.mark.parametrize('way', WAYS, ids=lambda way: way.__name__)
-def test_a_state_refuses_chunks_and_asks_for_them_as_the_table_says(way: Callable[[], Rig]) -> None:
-    rig = way()
-    assert rig.executor.state is WAYS[way]
-    refusal = TRAITS[WAYS[way]].refusal
-    asks = rig.executor.poll_request(rig.now_s, rig.ros_ns) is not None
+@pytest.mark.parametrize('way', WAYS)
+def test_a_state_refuses_chunks_and_asks_for_them_as_the_table_says(way):
+    state, make = WAYS[way]
+    rig = make()
+    assert rig.executor.state is state
+    if way == 'waiting in motion':
+        assert not rig.executor.at_rest
+    refusal = TRAITS[state].refusal
+    asks = rig.poll() is not None
     result = rig.submit([0.0] * 20)
     if refusal is not None:
         assert result.refusal is refusal and not asks
 
 
-QUICK = (idle, waiting_in_motion, tracking, approaching, joining, braking, latched, released)
+QUICK = (
+    *('idle', 'waiting in motion', 'tracking', 'approaching', 'joining', 'braking', 'latched'),
+    'released',
+)
 # Rows that the calls above do not reach: tests elsewhere do.
 ELSEWHERE = {
-    # test_simulated_clock
-    (State.HOLDING, Event.TICK, State.TRACKING),
+    # test_clocks
+    (State.HOLDING, Event.TICK, State.TRACKING)
 }
 
 
-def walk_from(way: Callable[[], Rig]) -> None:
+def walk_from(way: str) -> None:
     for name, event in EVENTS.items():
-        rig = way()
+        rig = WAYS[way][1]()
         event(rig)
         rig.tick(15)
         rig.state_arrives = True
@@ -424,8 +256,8 @@ def walk_from(way: Callable[[], Rig]) -> None:
         assert not rig.executor.counters.internal_errors, name
 
 
-@pytest.mark.parametrize('way', QUICK, ids=lambda way: way.__name__)
-def test_whatever_comes_in_a_state_leads_on_by_a_row_of_the_table(way: Callable[[], Rig]) -> None:
+@pytest.mark.parametrize('way', QUICK)
+def test_whatever_comes_in_a_state_leads_on_by_a_row_of_the_table(way):
     walk_from(way)
 
 
@@ -437,10 +269,8 @@ def test_whatever_comes_in_a_state_leads_on_by_a_row_of_the_table(way: Callable[
         max_size=6,
     ),
 )
-def test_whatever_follows_on_what_no_command_is_beyond_a_limit(
-    way: Callable[[], Rig], walk: list[tuple[str, int, bool]]
-) -> None:
-    rig = way()
+def test_whatever_follows_on_what_no_command_is_beyond_a_limit(way, walk):
+    rig = WAYS[way][1]()
     for name, ticks, arrives in walk:
         rig.state_arrives |= arrives
         EVENTS[name](rig)
@@ -453,7 +283,7 @@ def test_whatever_follows_on_what_no_command_is_beyond_a_limit(
 
 
 @pytest.mark.thorough
-def test_every_row_of_the_table_is_reached() -> None:
+def test_every_row_of_the_table_is_reached():
     for way in WAYS:
         walk_from(way)
     missed = ROWS - set(SEEN) - ELSEWHERE
@@ -461,7 +291,7 @@ def test_every_row_of_the_table_is_reached() -> None:
     assert not missed, sorted(' '.join((a.name, e.name, b.name)) for a, e, b in missed)
 
 
-def test_the_table_has_every_state_and_every_call_once() -> None:
+def test_the_table_has_every_state_and_every_call_once():
     assert len(ROWS) == len(TRANSITIONS)
     assert {row.event for row in TRANSITIONS} == set(Event) == set(CALLS.values())
     assert {row.state for row in TRANSITIONS} == {row.to for row in TRANSITIONS} == set(State)

@@ -1,14 +1,11 @@
 """Rotations in chunks and commands: their limits, by the times of the commands."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from execution_rig import Rig, chunk_of, holding
+from execution_rig import Rig, alike, chunk_of, holding
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quaternions import Z, angle, rate, turned_by
-from thorough import EXAMPLES
+from thorough import EXAMPLES, examples
 
 from vla_runtime.execution.chunk_check import CheckedChunk, check_chunk
 from vla_runtime.execution.column_model import StartParameters
@@ -17,6 +14,40 @@ from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, Limits, make_limits
 from vla_runtime.execution.motion_limiter import MotionLimiter
+
+Z = np.array([0.0, 0.0, 1.0])
+
+
+def turned_by(turn: float, axis: np.ndarray = Z, start: np.ndarray | None = None) -> np.ndarray:
+    """(4,) quaternion of a turn about an axis, after another rotation."""
+    quaternion = np.array([np.cos(0.5 * turn), *(np.sin(0.5 * turn) * axis)])
+    return quaternion if start is None else product(quaternion, start)
+
+
+def product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """(4,) the second rotation, then the first one."""
+    w, vector = first[0], first[1:]
+    scalar = w * second[0] - vector @ second[1:]
+    return np.array([scalar, *(w * second[1:] + second[0] * vector + np.cross(vector, second[1:]))])
+
+
+def rate(start: np.ndarray, end: np.ndarray, dt_s: float) -> np.ndarray:
+    """(3,) angular velocity of the shortest turn between two unit quaternions, rad/s."""
+    turn = product(end, start * np.array([1.0, -1.0, -1.0, -1.0]))
+    if turn[0] < 0.0:
+        turn = -turn
+    sine = np.linalg.norm(turn[1:])
+    if sine == 0.0:
+        return np.zeros(3)
+    return 2.0 * np.arctan2(sine, turn[0]) / sine * turn[1:] / dt_s
+
+
+def angle(start: np.ndarray, end: np.ndarray) -> float:
+    """Angle of the shortest turn between two quaternions of any length, rad."""
+    return float(
+        np.linalg.norm(rate(start / np.linalg.norm(start), end / np.linalg.norm(end), 1.0))
+    )
+
 
 DT_S = 0.01
 HAND = tuple(Column(f'hand.q{part}', feedback=False, quaternion='hand') for part in 'wxyz')
@@ -38,7 +69,7 @@ def limits_of(
     velocity: float, acceleration: float = np.inf, actions: LimitActions | None = None
 ) -> Limits:
     limit = ColumnLimits(velocity=velocity, acceleration=acceleration)
-    return make_limits(NAMES, dict.fromkeys(NAMES, limit), actions=actions)
+    return alike(NAMES, limit, actions=actions)
 
 
 def assert_limits(
@@ -81,17 +112,17 @@ def checked(bad: list[float]) -> CheckedChunk:
 
 
 @pytest.mark.parametrize('length', [0.0, 1e-9, 5e-4])
-def test_when_a_quaternion_has_no_length_expect_refusal_with_its_row(length: float) -> None:
+def test_when_a_quaternion_has_no_length_expect_refusal_with_its_row(length):
     result = checked([0.0, length, 0.0, 0.0])
     assert result.refusal is ChunkRefusal.NO_ROTATION
     assert 'row 2' in result.text and "'hand.qw', 'hand.qx'" in result.text
 
 
-def test_when_a_quaternion_has_a_length_expect_it_taken_whatever_it_is() -> None:
+def test_when_a_quaternion_has_a_length_expect_it_taken_whatever_it_is():
     assert checked([0.0, -0.3, 0.0, 0.0]).refusal is None
 
 
-def test_when_a_rotation_is_too_fast_expect_its_angle_counted_and_not_its_numbers() -> None:
+def test_when_a_rotation_is_too_fast_expect_its_angle_counted_and_not_its_numbers():
     rows = np.array([UNTURNED, turned_by(0.1), -turned_by(0.2), 2.0 * turned_by(0.3)])
     columns = CommandColumns(HAND)
     fits = check_chunk(chunk_of(rows, NAMES, step_time_s=0.1), columns, limits_of(1.0), NEAR)
@@ -101,7 +132,7 @@ def test_when_a_rotation_is_too_fast_expect_its_angle_counted_and_not_its_number
     assert '1 a second, allowed 0.9' in fast.clamped
 
 
-def test_when_a_rotation_is_sudden_and_that_is_rejected_expect_refusal() -> None:
+def test_when_a_rotation_is_sudden_and_that_is_rejected_expect_refusal():
     limits = limits_of(10.0, 5.0, LimitActions(acceleration='reject'))
     rows = np.array([UNTURNED, turned_by(0.1), turned_by(0.1)])
     chunk = chunk_of(rows, NAMES, step_time_s=0.1)
@@ -128,13 +159,8 @@ def limiter_of(velocity: float, acceleration: float, longest_s: float = np.inf) 
     st.booleans(),
 )
 def test_when_rotations_are_wild_expect_both_limits_kept_by_the_times_of_the_commands(
-    targets: list[np.ndarray],
-    repeats: int,
-    periods: list[float],
-    velocity: float,
-    acceleration: float,
-    brakes: bool,
-) -> None:
+    targets, repeats, periods, velocity, acceleration, brakes
+):
     limiter = limiter_of(velocity, acceleration, 1.5 * DT_S)
     command, commands, times_s = UNTURNED.copy(), [UNTURNED], [0.0]
     wanted = np.repeat(targets, repeats, axis=0)
@@ -150,7 +176,7 @@ def test_when_rotations_are_wild_expect_both_limits_kept_by_the_times_of_the_com
     assert_limits(commands, times_s, velocity, acceleration, 1.5 * DT_S)
 
 
-def test_when_a_lower_speed_is_wanted_in_a_turn_expect_it_reached_within_the_acceleration() -> None:
+def test_when_a_lower_speed_is_wanted_in_a_turn_expect_it_reached_within_the_acceleration():
     limiter, command = limiter_of(3.0, 10.0, 1.5 * DT_S), UNTURNED.copy()
     commands, there = [command.copy()], turned_by(3.0)
     for speed in [3.0] * 40 + [0.5] * 40:
@@ -160,11 +186,9 @@ def test_when_a_lower_speed_is_wanted_in_a_turn_expect_it_reached_within_the_acc
     assert angle(commands[-2], commands[-1]) == pytest.approx(0.5 * DT_S)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(quaternions, st.floats(0.2, 5.0), st.one_of(st.just(np.inf), st.floats(2.0, 50.0)))
-def test_when_a_rotation_jumps_expect_it_reached_and_kept(
-    target: np.ndarray, velocity: float, acceleration: float
-) -> None:
+def test_when_a_rotation_jumps_expect_it_reached_and_kept(target, velocity, acceleration):
     limiter, command = limiter_of(velocity, acceleration), UNTURNED.copy()
     target = target / np.linalg.norm(target)
     nearest = np.inf
@@ -175,11 +199,9 @@ def test_when_a_rotation_jumps_expect_it_reached_and_kept(
     assert not limiter.moving
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(quaternions, quaternions, st.floats(0.1, 0.95), st.floats(0.5, 2.0))
-def test_when_a_rotation_is_slow_expect_it_followed_exactly(
-    start: np.ndarray, axis: np.ndarray, share: float, length: float
-) -> None:
+def test_when_a_rotation_is_slow_expect_it_followed_exactly(start, axis, share, length):
     velocity, acceleration = 2.0, 20.0
     limiter = limiter_of(velocity, acceleration)
     start = start / np.linalg.norm(start)
@@ -196,13 +218,13 @@ def test_when_a_rotation_is_slow_expect_it_followed_exactly(
         assert angle(command, target) < 1e-12
 
 
-def test_when_a_target_is_no_rotation_expect_the_last_one_kept() -> None:
+def test_when_a_target_is_no_rotation_expect_the_last_one_kept():
     limiter, command = limiter_of(1.0, 10.0), turned_by(0.3)
     limiter.apply(command, np.zeros(4), np.zeros(4), None, DT_S)
     assert (command == turned_by(0.3)).all()
 
 
-def test_when_a_rotation_is_half_a_turn_away_expect_numbers() -> None:
+def test_when_a_rotation_is_half_a_turn_away_expect_numbers():
     limiter, command = limiter_of(1.0, 10.0), UNTURNED.copy()
     for _ in range(500):
         limiter.apply(command, np.array([0.0, 0.0, 1.0, 0.0]), np.zeros(4), None, DT_S)
@@ -210,7 +232,7 @@ def test_when_a_rotation_is_half_a_turn_away_expect_numbers() -> None:
     assert angle(command, np.array([0.0, 0.0, 1.0, 0.0])) < 1e-9
 
 
-def test_when_braking_expect_the_shortest_way_the_angular_acceleration_allows() -> None:
+def test_when_braking_expect_the_shortest_way_the_angular_acceleration_allows():
     limiter, command, rates = limiter_of(1.0, 10.0), UNTURNED.copy(), []
     for tick in range(1, 60):
         target = turned_by(0.005 * tick)
@@ -224,7 +246,7 @@ def test_when_braking_expect_the_shortest_way_the_angular_acceleration_allows() 
     assert rates[-1] == 0.0
 
 
-def test_when_stopped_at_once_expect_the_next_motion_from_standstill() -> None:
+def test_when_stopped_at_once_expect_the_next_motion_from_standstill():
     limiter, command = limiter_of(1.0, 10.0), UNTURNED.copy()
     for _ in range(30):
         limiter.apply(command, turned_by(2.0), np.zeros(4), None, DT_S)
@@ -248,15 +270,10 @@ def test_when_stopped_at_once_expect_the_next_motion_from_standstill() -> None:
     stop_at=st.integers(5, 80),
 )
 def test_when_chunks_jitter_and_stops_are_wild_expect_every_command_within_the_limits(
-    chunks: list[list[np.ndarray]],
-    periods: list[float],
-    velocity: float,
-    acceleration: float,
-    mode: str,
-    stop_at: int,
-) -> None:
+    chunks, periods, velocity, acceleration, mode, stop_at
+):
     rig = Rig(
-        holding(replan_interval=4, handover=HandoverParameters(mode)),  # type: ignore[arg-type]
+        holding(replan_interval=4, handover=HandoverParameters(mode)),
         HAND,
         limits=limits_of(velocity, acceleration),
         start=FREE,
@@ -281,14 +298,14 @@ def test_when_chunks_jitter_and_stops_are_wild_expect_every_command_within_the_l
     )
 
 
-def test_when_a_start_is_turned_too_far_away_expect_an_approach_at_its_speed() -> None:
+def test_when_a_start_is_turned_too_far_away_expect_an_approach_at_its_speed():
     start = StartParameters(tolerance=0.2, approach_speed=0.5)
     rig = Rig(holding(replan_interval=4), HAND, limits=limits_of(3.0, 30.0), start=start).started()
     assert rig.submit(np.repeat([UNTURNED], 8, axis=0)).accepted
     rig.tick(60)
     rig.executor.stop()
     rig.tick(5)
-    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    assert rig.start().started
     rig.tick()
     there = turned_by(2.0, np.array([0.6, 0.0, 0.8]))
     result = rig.submit(np.repeat([-there], 8, axis=0))
@@ -302,7 +319,7 @@ def test_when_a_start_is_turned_too_far_away_expect_an_approach_at_its_speed() -
     assert_limits(commands, list(DT_S * np.arange(len(commands))), 0.5, 30.0)
 
 
-def test_when_a_stop_comes_expect_braking_within_the_angular_acceleration() -> None:
+def test_when_a_stop_comes_expect_braking_within_the_angular_acceleration():
     rig = Rig(holding(), HAND, limits=limits_of(2.0, 10.0), start=FREE).started()
     rows = np.array([turned_by(0.04 * step) for step in range(40)])
     assert rig.submit(rows).accepted
@@ -318,7 +335,7 @@ def test_when_a_stop_comes_expect_braking_within_the_angular_acceleration() -> N
     assert sum(angle(a.command.setpoints, rig.command.setpoints) > 0.0 for a in sent[-40:]) >= 8
 
 
-def test_when_rotations_are_limited_expect_it_counted() -> None:
+def test_when_rotations_are_limited_expect_it_counted():
     rig = Rig(holding(), HAND, limits=limits_of(0.5), start=FREE).started()
     assert rig.submit(np.array([turned_by(0.4 * step) for step in range(10)])).clamped
     rig.tick(30)

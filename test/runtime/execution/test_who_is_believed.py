@@ -176,8 +176,8 @@ def robot_in(mode: str, rate_hz: float) -> Robot:
 @pytest.mark.parametrize('error', ERRORS)
 @pytest.mark.parametrize('rate_hz', [10.0, 100.0, 500.0])
 def test_a_start_after_a_reading_that_stays_wrong_is_refused_once_and_moves_nothing(
-    rate_hz: float, error: str, mode: str
-) -> None:
+    rate_hz, error, mode
+):
     robot = robot_in(mode, rate_hz)
     robot.reads = ERRORS[error]
     # At once, where a robot that runs has not even found it.
@@ -202,8 +202,8 @@ def test_a_start_after_a_reading_that_stays_wrong_is_refused_once_and_moves_noth
 @pytest.mark.parametrize('error', ERRORS)
 @pytest.mark.parametrize('rate_hz', [10.0, 100.0])
 def test_a_second_start_never_steps_and_drives_nothing_once_the_reading_is_true_again(
-    rate_hz: float, error: str, lasts_s: float
-) -> None:
+    rate_hz, error, lasts_s
+):
     robot = robot_in('holding', rate_hz)
     robot.reads = ERRORS[error]
     robot.run(1.5)
@@ -221,9 +221,7 @@ def test_a_second_start_never_steps_and_drives_nothing_once_the_reading_is_true_
 
 @pytest.mark.parametrize('error', ['offset of one', 'offset of all', 'a turn of one'])
 @pytest.mark.parametrize('rate_hz', [10.0, 100.0, 500.0])
-def test_a_reading_that_goes_along_with_the_command_ends_the_motion(
-    rate_hz: float, error: str
-) -> None:
+def test_a_reading_that_goes_along_with_the_command_ends_the_motion(rate_hz, error):
     robot = robot_in('stopped', rate_hz)
     robot.reads = ERRORS[error]
     robot.run(1.0)
@@ -236,7 +234,7 @@ def test_a_reading_that_goes_along_with_the_command_ends_the_motion(
 
 
 @pytest.mark.parametrize('rate_hz', [10.0, 100.0])
-def test_an_arm_that_really_is_there_is_held_there_after_the_second_start(rate_hz: float) -> None:
+def test_an_arm_that_really_is_there_is_held_there_after_the_second_start(rate_hz):
     robot = robot_in('stopped', rate_hz)
     robot.motors = False
     robot.place[1] -= 0.6
@@ -251,9 +249,7 @@ def test_an_arm_that_really_is_there_is_held_there_after_the_second_start(rate_h
 
 
 @pytest.mark.parametrize('after_s', [1.0, 59.0, 61.0])
-def test_an_answer_counts_for_a_minute_and_for_the_place_that_was_asked_about(
-    after_s: float,
-) -> None:
+def test_an_answer_counts_for_a_minute_and_for_the_place_that_was_asked_about(after_s):
     robot = robot_in('stopped', 20.0)
     robot.reads = offset(0.5, 1)
     robot.run(1.0)
@@ -269,7 +265,7 @@ def test_an_answer_counts_for_a_minute_and_for_the_place_that_was_asked_about(
     assert not robot.start().started
 
 
-def test_asking_what_would_refuse_a_start_is_no_answer() -> None:
+def test_asking_what_would_refuse_a_start_is_no_answer():
     robot = robot_in('stopped', 100.0)
     robot.reads = offset(0.5, 1)
     robot.run(1.0)
@@ -280,7 +276,7 @@ def test_asking_what_would_refuse_a_start_is_no_answer() -> None:
     assert robot.executor.why_not_start(robot.now_s, robot.ros_ns)[0] == ''
 
 
-def test_a_jump_before_the_first_start_is_asked_about() -> None:
+def test_a_jump_before_the_first_start_is_asked_about():
     robot = Robot().run(0.7)
     robot.reads = offset(-0.8, 1)
     robot.run(1.0)
@@ -292,9 +288,7 @@ def test_a_jump_before_the_first_start_is_asked_about() -> None:
 @pytest.mark.parametrize('gap_s', [0.4, 2.0, 10.0])
 @pytest.mark.parametrize('error', ['zeros', 'offset of one', 'offset of all'])
 @pytest.mark.parametrize('rate_hz', [10.0, 100.0])
-def test_readings_that_are_wrong_after_an_outage_move_nothing(
-    rate_hz: float, error: str, gap_s: float
-) -> None:
+def test_readings_that_are_wrong_after_an_outage_move_nothing(rate_hz, error, gap_s):
     robot = robot_in('stopped', rate_hz)
     robot.reads = lambda _: None
     robot.run(gap_s)
@@ -306,7 +300,7 @@ def test_readings_that_are_wrong_after_an_outage_move_nothing(
 
 
 @pytest.mark.parametrize('rate_hz', [10.0, 100.0])
-def test_nothing_follows_before_half_a_second_of_readings_that_agree(rate_hz: float) -> None:
+def test_nothing_follows_before_half_a_second_of_readings_that_agree(rate_hz):
     robot = robot_in('stopped', rate_hz)
     robot.motors = False
     robot.reads = lambda _: None
@@ -325,8 +319,8 @@ def test_nothing_follows_before_half_a_second_of_readings_that_agree(rate_hz: fl
 @pytest.mark.parametrize('gap_s', [0.3, 0.6, 0.9, 1.3, 2.0])
 @pytest.mark.parametrize('rate_hz', [10.0, 20.0, 100.0, 500.0])
 def test_motors_that_were_off_for_a_moment_in_motion_take_no_joint_to_where_the_command_braked(
-    rate_hz: float, gap_s: float
-) -> None:
+    rate_hz, gap_s
+):
     robot = Robot(rate_hz, acceleration=ACCELERATION).started()
     for _ in range(8):
         robot.go(1.5)
@@ -350,7 +344,7 @@ def test_motors_that_were_off_for_a_moment_in_motion_take_no_joint_to_where_the_
 
 
 @pytest.mark.parametrize('after_s', [0.7, 0.9, 1.2, 1.6])
-def test_a_start_amid_a_hold_on_its_way_waits_for_its_end(after_s: float) -> None:
+def test_a_start_amid_a_hold_on_its_way_waits_for_its_end(after_s):
     robot = Robot(20.0, acceleration=ACCELERATION).started()
     robot.executor.stop()
     robot.run(1.0)
@@ -377,7 +371,7 @@ def test_a_start_amid_a_hold_on_its_way_waits_for_its_end(after_s: float) -> Non
     assert robot.fastest_change <= ACCELERATION * 1.05
 
 
-def test_another_publisher_that_puts_the_robot_elsewhere_is_asked_about() -> None:
+def test_another_publisher_that_puts_the_robot_elsewhere_is_asked_about():
     robot = robot_in('stopped', 100.0)
     robot.reads = lambda _: None
     robot.run(2.0)
@@ -392,9 +386,7 @@ def test_another_publisher_that_puts_the_robot_elsewhere_is_asked_about() -> Non
 @pytest.mark.parametrize('mode', ['running', 'stopped'])
 @pytest.mark.parametrize('ahead_s', [0.1, 4.0, 1e6])
 @pytest.mark.parametrize('rate_hz', [10.0, 100.0])
-def test_one_state_stamped_ahead_changes_nothing_that_is_known(
-    rate_hz: float, ahead_s: float, mode: str
-) -> None:
+def test_one_state_stamped_ahead_changes_nothing_that_is_known(rate_hz, ahead_s, mode):
     robot = robot_in(mode, rate_hz)
     robot.reads = offset(0.4, 1)
     robot.say(robot.ros_ns + round(ahead_s * 1e9), robot.ros_ns)
@@ -409,7 +401,7 @@ def test_one_state_stamped_ahead_changes_nothing_that_is_known(
     assert robot.longest_step <= LONGEST_STEP
 
 
-def test_a_driver_whose_clock_is_ahead_is_named_as_that() -> None:
+def test_a_driver_whose_clock_is_ahead_is_named_as_that():
     robot = Robot()
     for _ in range(100):
         robot.say(robot.ros_ns + 3_000_000_000, robot.ros_ns)
@@ -426,7 +418,7 @@ def test_a_driver_whose_clock_is_ahead_is_named_as_that() -> None:
 
 
 @pytest.mark.parametrize('rate_hz', [5.0, 10.0, 100.0, 500.0])
-def test_a_start_needs_half_a_second_of_states(rate_hz: float) -> None:
+def test_a_start_needs_half_a_second_of_states(rate_hz):
     robot = Robot(rate_hz)
     robot.run(0.4)
     early = robot.start()
@@ -435,7 +427,7 @@ def test_a_start_needs_half_a_second_of_states(rate_hz: float) -> None:
     assert robot.start().started
 
 
-def test_a_start_beside_two_publishers_is_refused_from_the_first_message_on() -> None:
+def test_a_start_beside_two_publishers_is_refused_from_the_first_message_on():
     robot = Robot()
     for at in range(100):
         robot.source = (DRIVER, OTHER)[at % 2]
@@ -445,7 +437,7 @@ def test_a_start_beside_two_publishers_is_refused_from_the_first_message_on() ->
     assert robot.sent is None
 
 
-def test_zeros_of_a_driver_that_has_not_heard_from_its_robot_are_asked_about() -> None:
+def test_zeros_of_a_driver_that_has_not_heard_from_its_robot_are_asked_about():
     robot = Robot()
     robot.reads = ERRORS['zeros']
     robot.run(2.0)
@@ -456,7 +448,7 @@ def test_zeros_of_a_driver_that_has_not_heard_from_its_robot_are_asked_about() -
     assert robot.sent is None
 
 
-def test_a_robot_that_is_at_zero_starts_at_the_second_call() -> None:
+def test_a_robot_that_is_at_zero_starts_at_the_second_call():
     robot = Robot(place=np.zeros(len(NAMES)))
     robot.run(1.0)
     assert not robot.start().started and robot.start().started
@@ -471,9 +463,7 @@ def test_a_robot_that_is_at_zero_starts_at_the_second_call() -> None:
 @pytest.mark.parametrize('speed', [0.3, 1.5, 2.5])
 @pytest.mark.parametrize('joints', [[1], [0, 1, 2, 3]])
 @pytest.mark.parametrize('rate_hz', [10.0, 50.0, 100.0, 500.0])
-def test_a_bus_that_repeats_an_old_position_for_100_ms_stops_no_robot(
-    rate_hz: float, joints: list[int], speed: float
-) -> None:
+def test_a_bus_that_repeats_an_old_position_for_100_ms_stops_no_robot(rate_hz, joints, speed):
     robot = Robot(rate_hz).started()
     old: list[np.ndarray] = []
 
@@ -503,8 +493,8 @@ def test_a_bus_that_repeats_an_old_position_for_100_ms_stops_no_robot(
 @pytest.mark.parametrize('speed', [0.8, 1.5])
 @pytest.mark.parametrize('rate_hz', [50.0, 100.0, 500.0])
 def test_a_stop_for_a_bus_that_repeats_an_old_position_does_not_step_back_to_it(
-    rate_hz: float, speed: float, begin_s: float
-) -> None:
+    rate_hz, speed, begin_s
+):
     robot = Robot(rate_hz).started()
     old: np.ndarray | None = None
     ends_s = math.inf
@@ -525,9 +515,7 @@ def test_a_stop_for_a_bus_that_repeats_an_old_position_does_not_step_back_to_it(
 
 @pytest.mark.parametrize('rate_hz', [10.0, 500.0])
 @pytest.mark.parametrize('after_s', [0.05, 0.4, 1.0])
-def test_a_joint_that_is_moved_by_hand_keeps_no_other_from_being_given_up(
-    after_s: float, rate_hz: float
-) -> None:
+def test_a_joint_that_is_moved_by_hand_keeps_no_other_from_being_given_up(after_s, rate_hz):
     robot = Robot(rate_hz).started()
     robot.go(1.5)
     robot.run(0.2)
@@ -548,7 +536,7 @@ def test_a_joint_that_is_moved_by_hand_keeps_no_other_from_being_given_up(
 
 
 @pytest.mark.parametrize('seed', range(12))
-def test_whatever_is_read_and_whenever_it_is_started_no_command_steps(seed: int) -> None:
+def test_whatever_is_read_and_whenever_it_is_started_no_command_steps(seed):
     numbers = np.random.default_rng(seed)
     robot = Robot((10.0, 100.0, 50.0)[seed % 3]).started()
     for _ in range(40):
@@ -579,9 +567,7 @@ def test_whatever_is_read_and_whenever_it_is_started_no_command_steps(seed: int)
 @pytest.mark.parametrize(
     'error', [*ERRORS, 'settling', 'settling from below', 'noisy', 'two that differ']
 )
-def test_whatever_is_read_after_a_gap_no_hold_steps_or_drives_the_arm(
-    error: str, rate_hz: float, gap_s: float
-) -> None:
+def test_whatever_is_read_after_a_gap_no_hold_steps_or_drives_the_arm(error, rate_hz, gap_s):
     robot = robot_in('stopped', rate_hz)
     robot.reads = lambda _: None
     robot.run(gap_s)
@@ -596,7 +582,7 @@ def test_whatever_is_read_after_a_gap_no_hold_steps_or_drives_the_arm(
     assert robot.moved <= STAYS and robot.longest_step <= LONGEST_STEP
 
 
-def test_a_question_that_was_not_put_is_not_answered() -> None:
+def test_a_question_that_was_not_put_is_not_answered():
     robot = robot_in('stopped', 100.0)
     robot.reads = lambda _: None
     robot.run(2.0)
@@ -611,9 +597,7 @@ def test_a_question_that_was_not_put_is_not_answered() -> None:
 
 
 @pytest.mark.parametrize('rate_hz', [10.0, 25.0])
-def test_a_driver_whose_clock_is_a_little_ahead_is_taken_when_its_time_comes(
-    rate_hz: float,
-) -> None:
+def test_a_driver_whose_clock_is_a_little_ahead_is_taken_when_its_time_comes(rate_hz):
     robot = Robot(rate_hz)
     # Nothing but what is said here.
     robot.next_ns = 1 << 62
@@ -625,7 +609,7 @@ def test_a_driver_whose_clock_is_a_little_ahead_is_taken_when_its_time_comes(
     assert started
 
 
-def test_a_driver_that_said_zeros_and_has_heard_from_its_robot_starts_at_once() -> None:
+def test_a_driver_that_said_zeros_and_has_heard_from_its_robot_starts_at_once():
     robot = Robot()
     robot.reads = ERRORS['zeros']
     robot.run(2.0)

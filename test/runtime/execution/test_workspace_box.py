@@ -1,10 +1,8 @@
 """A tool that is commanded by velocity stays in its box, by its measured position."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from execution_rig import ROS_START_NS, chunk_of, holding
+from execution_rig import ROS_START_NS, alike, chunk_of, holding
 from hypothesis import given
 from hypothesis import strategies as st
 from watched_executor import WatchedExecutor
@@ -13,7 +11,7 @@ from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import CommandKind, LimitKind, Reason
 from vla_runtime.execution.config import ExecutorConfig
-from vla_runtime.execution.limits import ColumnLimits, make_limits
+from vla_runtime.execution.limits import ColumnLimits
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.watchdog import StateWatch, WatchdogParameters
 from vla_runtime.types import ChunkHeader
@@ -52,7 +50,7 @@ class Tool:
             for name, low, high in zip(AXES, LOWER, UPPER, strict=True)
             if name in bounded
         }
-        limits = make_limits(names, dict.fromkeys(names, limit), box)
+        limits = alike(names, limit, workspace=box)
         config = ExecutorConfig(
             tuple(columns), limits=limits, clamp_latch=0, control_period_s=1.0 / control_hz
         )
@@ -115,7 +113,7 @@ def of_velocity(*axes: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize('state_hz', [10, 100, 500])
-def test_a_tool_that_is_driven_at_its_box_brakes_before_it_and_reaches_it(state_hz: int) -> None:
+def test_a_tool_that_is_driven_at_its_box_brakes_before_it_and_reaches_it(state_hz):
     tool = Tool(np.array([0.45, 0.0, 0.3]), state_hz=state_hz)
     tool.start()
     tool.run(4.0, of_velocity(0.0, 0.0, -SPEED))
@@ -139,7 +137,7 @@ def test_a_tool_that_is_driven_at_its_box_brakes_before_it_and_reaches_it(state_
 )
 def test_a_tool_that_starts_inside_never_leaves_the_box(
     start, directions, control_hz, state_hz, lag_s, acceleration, noise
-) -> None:
+):
     tool = Tool(
         LOWER + np.array(start) * (UPPER - LOWER), control_hz, state_hz, lag_s, acceleration
     )
@@ -153,7 +151,7 @@ def test_a_tool_that_starts_inside_never_leaves_the_box(
     assert CommandKind.TRACK in tool.kinds_seen
 
 
-def test_a_tool_that_is_found_outside_moves_back_inside_only() -> None:
+def test_a_tool_that_is_found_outside_moves_back_inside_only():
     tool = Tool(np.array([0.45, 0.0, 0.02]))
     tool.start()
     tool.run(1.0, of_velocity(0.1, 0.0, -0.2))
@@ -164,7 +162,7 @@ def test_a_tool_that_is_found_outside_moves_back_inside_only() -> None:
     assert tool.place[2] > LOWER[2]
 
 
-def test_along_a_wall_a_tool_slides_and_an_axis_without_bounds_is_free() -> None:
+def test_along_a_wall_a_tool_slides_and_an_axis_without_bounds_is_free():
     tool = Tool(np.array([0.45, 0.0, 0.3]), bounded='z')
     tool.start()
     tool.run(4.0, of_velocity(0.2, 0.0, -0.2))
@@ -172,7 +170,7 @@ def test_along_a_wall_a_tool_slides_and_an_axis_without_bounds_is_free() -> None
     assert tool.place[0] > UPPER[0] + 0.1
 
 
-def test_a_tool_whose_measurement_ends_is_held() -> None:
+def test_a_tool_whose_measurement_ends_is_held():
     tool = Tool(np.array([0.45, 0.0, 0.3]))
     tool.start()
     tool.run(0.5, of_velocity(0.0, 0.0, -0.1))
@@ -183,7 +181,7 @@ def test_a_tool_whose_measurement_ends_is_held() -> None:
     assert tool.furthest_out < 0.0
 
 
-def test_a_tool_that_nobody_measures_yet_is_not_started() -> None:
+def test_a_tool_that_nobody_measures_yet_is_not_started():
     tool = Tool(np.array([0.45, 0.0, 0.3]))
     tool.measured = False
     tool.run(0.2)
@@ -192,7 +190,7 @@ def test_a_tool_that_nobody_measures_yet_is_not_started() -> None:
     assert result.reason.value == 'state_missing'
 
 
-def test_what_measures_a_tool_is_named_and_not_the_velocity() -> None:
+def test_what_measures_a_tool_is_named_and_not_the_velocity():
     columns = CommandColumns(
         [Column(f'v{axis}', 'velocity', measured_as='/tool_pose') for axis in AXES]
     )

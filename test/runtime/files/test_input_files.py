@@ -1,6 +1,4 @@
-"""Only regular files are read, through links too, and only up to a size."""
-
-from __future__ import annotations
+"""Only regular files are read, up to a size; a Hub id for a folder is answered with a command."""
 
 import os
 import socket
@@ -9,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from vla_runtime.files.atomic_write import file_sha256
+from vla_runtime.files.checkpoint_folders import download_hint
 from vla_runtime.files.input_files import UnreadableFileError, read_text, regular_file
 
 
 @pytest.fixture
-def file(tmp_path) -> Path:
+def file(tmp_path):
     path = tmp_path / 'file.txt'
     path.write_text('héllo')
     return path
@@ -78,3 +77,27 @@ def test_bytes_that_are_no_text_are_refused_with_their_place(tmp_path):
     path.write_bytes(b'ok \xff')
     with pytest.raises(UnreadableFileError):
         read_text(path, 100)
+
+
+# --- A Hub id in the place of a folder is answered with the command that downloads it
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize('text', ['lerobot/pi05_base', 'https://huggingface.co/lerobot/pi05_base'])
+def test_an_id_is_told_from_a_folder(elsewhere, text):
+    hint = download_hint(Path(text))
+    assert hint.endswith('hf download lerobot/pi05_base --local-dir pi05_base')
+
+
+@pytest.mark.parametrize('text', ['pick', '/engines/pick', './pick', '../a/b', '~/a', 'a/b/c', ''])
+def test_what_is_no_id_gets_no_hint(elsewhere, text):
+    assert download_hint(Path(text)) == ''
+
+
+def test_a_name_in_a_folder_that_is_there_is_no_id(elsewhere):
+    Path('engines').mkdir()
+    assert download_hint(Path('engines/pick')) == ''

@@ -1,7 +1,5 @@
 """Folders made of links, as in a Hugging Face cache: every reader takes them, or none does."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -33,7 +31,7 @@ def cached(source: Path, cache: Path) -> Path:
 
 
 @pytest.fixture
-def bundle(tmp_path) -> Path:
+def bundle(tmp_path):
     return cached(tiny_onnx_bundle(), tmp_path)
 
 

@@ -1,10 +1,8 @@
-"""Foreign text is quoted on one short line."""
-
-from __future__ import annotations
+"""Foreign text and numbers of bytes are quoted on one short line."""
 
 import pytest
 
-from vla_runtime.files.quotes import one_line, quoted
+from vla_runtime.files.quotes import one_line, quoted, size_text
 
 
 @pytest.mark.parametrize(
@@ -35,3 +33,23 @@ def test_the_middle_of_a_long_message_is_left_out(text):
     line = one_line(text, 100)
     assert len(line) <= 103
     assert '\n' not in line
+
+
+# --- Numbers of bytes in words
+
+
+@pytest.mark.parametrize(
+    ('count', 'text'),
+    [
+        (0, '0 bytes'),
+        (999, '999 bytes'),
+        (1_500, '1.5 kB'),
+        (45_000, '45 kB'),
+        (56_400_000, '56 MB'),
+        (6_200_000_000, '6.2 GB'),
+        (14_000_000_000, '14 GB'),
+        (1_200_000_000_000, '1,200 GB'),
+    ],
+)
+def test_a_size_is_never_zero_of_a_large_unit(count, text):
+    assert size_text(count) == text

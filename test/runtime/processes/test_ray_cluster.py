@@ -1,7 +1,5 @@
 """Work on a Ray cluster: results, a killed worker, and clear errors where one cannot be used."""
 
-from __future__ import annotations
-
 import builtins
 import operator
 import os
@@ -10,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import as_completed
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,14 +23,14 @@ _PATIENCE_S = 120.0
 
 
 @pytest.fixture
-def closed_port() -> int:
+def closed_port():
     with socket.socket() as found:
         found.bind(('127.0.0.1', 0))
         return found.getsockname()[1]
 
 
 @pytest.fixture(scope='module')
-def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+def addresses(tmp_path_factory):
     """Yield the addresses of a cluster whose workers find the package and its tests."""
     folder = tmp_path_factory.mktemp('ray')
     with local_cluster(folder, ROOT, ROOT / 'test', Path(__file__).parent) as addresses:
@@ -41,12 +38,12 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
 
 
 @pytest.fixture
-def cluster(addresses: Addresses) -> str:
+def cluster(addresses):
     return addresses.member
 
 
 @pytest.fixture
-def cluster_without_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def cluster_without_package(tmp_path, monkeypatch):
     """Yield the address of a cluster that has another package of our name."""
     package = tmp_path / 'other' / 'vla_runtime'
     package.mkdir(parents=True)
@@ -118,10 +115,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
         return real(name, *words, **options)
 
     monkeypatch.setattr(builtins, '__import__', without_ray)
-    with (
-        pytest.raises(ClusterError),
-        _open('auto'),
-    ):
+    with pytest.raises(ClusterError), _open('auto'):
         pass
 
 

@@ -1,7 +1,5 @@
 """Action spaces: what reaches the robot per kind and frame, exact inverses, bad declarations."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from rotation_oracle import FORMS
+from rotation_oracle import FORMS, rodrigues
 from transforms3d import quaternions as t3d
 
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
@@ -75,29 +73,15 @@ def test_inputs_are_left_alone():
     assert (actions == 1).all() and (state == 1).all()
 
 
-def test_delta_in_the_base_frame_turns_about_the_base_axes():
-    # The hand is turned a quarter about z; then a quarter about the base's x.
-    space = _hand('axis_angle', 'base')
+@pytest.mark.parametrize(('frame', 'place'), [('base', [1.1, 2.0, 3.0]), ('tool', [1.0, 2.1, 3.0])])
+def test_a_delta_moves_along_and_turns_about_the_axes_of_its_frame(frame, place):
+    # The hand is turned a quarter about z, so that its x axis points along the base's y.
     state = np.array([9.0, 9.0, 1.0, 2.0, 3.0, 0.0, 0.0, QUARTER])
     action = np.array([[0.5, 0.1, 0.0, 0.0, QUARTER, 0.0, 0.0]])
-    robot = space.to_robot(action, state)[0]
-    np.testing.assert_allclose(robot[:4], [0.5, 1.1, 2.0, 3.0], atol=1e-15)
-    expected = to_matrix(np.array([QUARTER, 0, 0]), 'axis_angle') @ to_matrix(
-        np.array([0, 0, QUARTER]), 'axis_angle'
-    )
-    np.testing.assert_allclose(to_matrix(robot[4:], 'axis_angle'), expected, atol=1e-15)
-
-
-def test_delta_in_the_tool_frame_moves_along_the_tool_axes():
-    # Same hand: its x axis points along the base's y.
-    space = _hand('axis_angle', 'tool')
-    state = np.array([9.0, 9.0, 1.0, 2.0, 3.0, 0.0, 0.0, QUARTER])
-    action = np.array([[0.5, 0.1, 0.0, 0.0, QUARTER, 0.0, 0.0]])
-    robot = space.to_robot(action, state)[0]
-    np.testing.assert_allclose(robot[:4], [0.5, 1.0, 2.1, 3.0], atol=1e-15)
-    expected = to_matrix(np.array([0, 0, QUARTER]), 'axis_angle') @ to_matrix(
-        np.array([QUARTER, 0, 0]), 'axis_angle'
-    )
+    robot = _hand('axis_angle', frame).to_robot(action, state)[0]
+    np.testing.assert_allclose(robot[:4], [0.5, *place], atol=1e-15)
+    turn, before = to_matrix(np.array([[QUARTER, 0, 0], [0, 0, QUARTER]]), 'axis_angle')
+    expected = turn @ before if frame == 'base' else before @ turn
     np.testing.assert_allclose(to_matrix(robot[4:], 'axis_angle'), expected, atol=1e-15)
 
 
@@ -294,3 +278,57 @@ def test_bad_pose_is_an_error_that_names_the_pose(changes, words):
         pose = {**vars(space.poses[0]), **changes}
         ActionSpace(space.names, space.kinds, space.state_columns, (PoseColumns(**pose),))
     assert "pose 'hand'" in str(error.value)
+
+
+# --- Deltas of a pose from row to row (LIBERO's controller), against matrices multiplied by hand
+
+ROWS = 9
+
+
+def space_of(frame: str) -> ActionSpace:
+    names = ('x', 'y', 'z', 'rx', 'ry', 'rz', 'grip')
+    pose = PoseColumns(
+        name='hand',
+        position=(0, 1, 2),
+        rotation=(3, 4, 5),
+        form='axis_angle',
+        kind='delta',
+        frame=frame,
+        state_position=(1, 2, 3),
+        state_rotation=(4, 5, 6),
+        delta_from='step',
+    )
+    return ActionSpace(names, ('delta',) * 6 + ('absolute',), (None,) * 7, (pose,))
+
+
+@pytest.mark.parametrize('frame', ['base', 'tool'])
+def test_each_row_starts_where_the_row_before_ends(frame):
+    random = np.random.default_rng(3)
+    state, actions = random.normal(size=7), 0.3 * random.normal(size=(ROWS, 7))
+    found = space_of(frame).to_robot(actions, state)
+    place, turned = state[1:4], rodrigues(state[4:7])
+    for row, action in zip(found, actions, strict=True):
+        turn = rodrigues(action[3:6])
+        if frame == 'base':
+            place, turned = place + action[:3], turn @ turned
+        else:
+            place, turned = place + turned @ action[:3], turned @ turn
+        np.testing.assert_allclose(row[:3], place, atol=1e-12)
+        np.testing.assert_allclose(rodrigues(row[3:6]), turned, atol=1e-12)
+        assert row[6] == action[6]
+
+
+@pytest.mark.parametrize('frame', ['base', 'tool'])
+def test_targets_become_the_same_steps_again(frame):
+    random = np.random.default_rng(4)
+    state, actions = random.normal(size=7), 0.3 * random.normal(size=(ROWS, 7))
+    space = space_of(frame)
+    np.testing.assert_allclose(
+        space.from_robot(space.to_robot(actions, state), state), actions, atol=1e-10
+    )
+
+
+def test_an_unknown_start_of_deltas_is_refused():
+    pose = space_of('base').poses[0]
+    with pytest.raises(ValueError, match='delta_from'):
+        PoseColumns(**{**vars(pose), 'delta_from': 'row'})

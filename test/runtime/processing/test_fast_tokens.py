@@ -1,19 +1,12 @@
 """Answers of a FAST tokenizer that was trained as its authors do."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from vla_runtime.processing.fast_tokens import (
-    AnswerError,
-    FastScale,
-    FastTokens,
-    inverse_cosines,
-)
+from vla_runtime.processing.fast_tokens import AnswerError, FastScale, FastTokens, inverse_cosines
 
 tokenizers = pytest.importorskip('tokenizers')
 SHAPE = (50, 7)
@@ -23,7 +16,7 @@ TOKENS = 1100
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
+def text(tmp_path):
     words = ['<bos>', '|', 'Action', ':', *(f'word{number}' for number in range(TOKENS - 4))]
     model = tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, '|')
     path = tmp_path / 'text.json'
@@ -68,7 +61,7 @@ def trained(path: Path, texts: list[str], span: int):
 
 
 @pytest.mark.parametrize('amplitude', [0.3, 0.4])
-def test_every_chunk_of_its_own_training_comes_back(text: Path, tmp_path: Path, amplitude: float):
+def test_every_chunk_of_its_own_training_comes_back(text, tmp_path, amplitude):
     data = coefficients(500, amplitude)
     least, span = int(data.min()), int(data.max() - data.min())
     # Most of these characters are those of a byte, too.
@@ -83,7 +76,7 @@ def test_every_chunk_of_its_own_training_comes_back(text: Path, tmp_path: Path, 
         assert np.abs(decoder.decode(tokens_of(numbers)) - expected).max() <= 1e-5
 
 
-def test_a_coefficient_beyond_the_vocabulary_is_refused(text: Path, tmp_path: Path):
+def test_a_coefficient_beyond_the_vocabulary_is_refused(text, tmp_path):
     """Bytes of a vocabulary make characters that no coefficient of its data had."""
     action = tmp_path / 'action.json'
     entries = [*(chr(256 + code) for code in range(33)), 'a', 'ï', '¿', '½']

@@ -1,7 +1,5 @@
 """Images to pixels: reference cases, torch as oracle, and the promises about memory and errors."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -66,31 +64,13 @@ def test_reference_images_are_reproduced(case):
 @example(height=480, width=640, size=224, padding='centre', seed=0)
 @example(height=1080, width=1920, size=224, padding='centre', seed=0)
 @example(height=1920, width=1080, size=448, padding='left_top', seed=0)
+@example(height=32, width=32, size=32, padding='centre', seed=0)
 def test_bilinear_equals_torch_for_any_size(height, width, size, padding, seed):
     if min(_sides(height, width, size)) < 1:
         return
     image = _noise(height, width, seed)
     pixels = to_pixels(image, size, padding=padding, resample='bilinear')
     np.testing.assert_allclose(pixels, _torch_bilinear(image, size, padding), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(('height', 'width'), [(480, 640), (300, 200), (37, 61), (720, 1280)])
-def test_antialias_equals_torch_antialias_within_one_grey_level(height, width):
-    image = _noise(height, width)
-    pixels = to_pixels(image, 96, padding='centre', resample='antialias')
-    sides = _sides(height, width, 96)
-    oracle = torch.nn.functional.interpolate(
-        torch.from_numpy(image).permute(2, 0, 1)[None],
-        size=sides,
-        mode='bilinear',
-        align_corners=False,
-        antialias=True,
-    )[0].numpy()
-    top, left = (96 - sides[0]) // 2, (96 - sides[1]) // 2
-    inner = pixels[:, top : top + sides[0], left : left + sides[1]]
-    grey = np.rint((inner + 1) * 127.5)
-    np.testing.assert_allclose(inner, grey / 127.5 - 1, rtol=0, atol=1e-6)
-    assert np.abs(grey - oracle).max() <= 1
 
 
 @examples(60)
@@ -105,6 +85,7 @@ def test_antialias_equals_torch_antialias_within_one_grey_level(height, width):
 @example(height=1920, width=1080, size=448, seed=0)
 @example(height=223, width=224, size=224, seed=0)
 @example(height=30, width=41, size=384, seed=0)
+@example(height=32, width=32, size=32, seed=0)
 def test_antialias_equals_pillow_bit_for_bit(height, width, size, seed):
     sides = _sides(height, width, size)
     if min(sides) < 1:
@@ -129,15 +110,6 @@ def test_antialias_of_a_camera_equals_pillows_own_call(height, width):
     np.testing.assert_array_equal(grey, np.asarray(picture).transpose(2, 0, 1))
 
 
-def test_resamplers_differ_where_a_picture_has_detail():
-    checkerboard = np.zeros((192, 192, 3), dtype=np.uint8)
-    checkerboard[::2, ::2] = checkerboard[1::2, 1::2] = 255
-    plain = to_pixels(checkerboard, 64, padding='centre', resample='bilinear')
-    smooth = to_pixels(checkerboard, 64, padding='centre', resample='antialias')
-    assert np.abs(plain).min() > 0.9
-    assert np.abs(smooth).max() < 0.2
-
-
 @pytest.mark.parametrize('resample', ['bilinear', 'antialias'])
 @pytest.mark.parametrize(
     ('height', 'width', 'padding', 'top', 'bottom', 'left', 'right'),
@@ -160,26 +132,6 @@ def test_padding_is_black_and_in_its_place(
 
 
 @pytest.mark.parametrize('resample', ['bilinear', 'antialias'])
-@pytest.mark.parametrize('padding', ['centre', 'left_top'])
-def test_image_of_the_right_size_is_only_scaled(resample, padding):
-    image = _noise(32, 32)
-    pixels = to_pixels(image, 32, padding=padding, resample=resample)
-    expected = image.transpose(2, 0, 1).astype(np.float32) / np.float32(255) * 2 - 1
-    np.testing.assert_array_equal(pixels, expected)
-
-
-@pytest.mark.parametrize('resample', ['bilinear', 'antialias'])
-def test_result_stays_in_range_and_channels_stay_apart(resample):
-    image = np.zeros((50, 70, 3), dtype=np.uint8)
-    image[..., 1], image[..., 2] = 128, 255
-    pixels = to_pixels(image, 70, padding='centre', resample=resample)[:, 10:60]
-    assert pixels.dtype == np.float32
-    np.testing.assert_allclose(pixels[0], -1)
-    np.testing.assert_allclose(pixels[1], 128 / 127.5 - 1, atol=1e-6)
-    np.testing.assert_array_equal(pixels[2], 1)
-
-
-@pytest.mark.parametrize('resample', ['bilinear', 'antialias'])
 @pytest.mark.parametrize(('height', 'width'), [(60, 90), (48, 48)])
 def test_strided_and_read_only_views_give_the_same_pixels(resample, height, width):
     image = _noise(height, width)
@@ -197,23 +149,15 @@ def test_strided_and_read_only_views_give_the_same_pixels(resample, height, widt
         np.testing.assert_array_equal(view, before)
 
 
-def test_out_is_filled_completely_and_returned():
-    out = np.full((3, 56, 56), np.nan, dtype=np.float32)
+def test_out_is_filled_completely_and_returned_and_may_be_one_camera_of_a_buffer():
+    buffer = np.full((2, 3, 56, 56), np.nan, dtype=np.float32)
+    out = buffer[1]
     for seed, (height, width) in enumerate([(96, 128), (128, 96), (56, 56)]):
         image = _noise(height, width, seed)
         result = to_pixels(image, 56, padding='centre', resample='bilinear', out=out)
-        assert result is out
+        assert result is out and np.isnan(buffer[0]).all()
         fresh = to_pixels(image, 56, padding='centre', resample='bilinear')
         np.testing.assert_array_equal(out, fresh)
-
-
-def test_out_may_be_one_camera_of_a_larger_buffer():
-    buffer = np.zeros((2, 3, 28, 28), dtype=np.float32)
-    to_pixels(_noise(20, 30), 28, padding='centre', resample='bilinear', out=buffer[1])
-    assert not buffer[0].any()
-    np.testing.assert_array_equal(
-        buffer[1], to_pixels(_noise(20, 30), 28, padding='centre', resample='bilinear')
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """openpi's ALOHA joints: joint by joint against an oracle of their own, and from the geometry."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

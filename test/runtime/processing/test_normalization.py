@@ -1,7 +1,5 @@
 """Normalisation: reference cases, the sources' own formulas, round trips, bad statistics."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,13 +10,7 @@ from safetensors.numpy import load_file
 
 from vla_runtime.processing.normalization import Normalizer
 
-KINDS = (
-    'quantiles_openpi',
-    'quantiles_lerobot',
-    'mean_std_openpi',
-    'mean_std_lerobot',
-    'min_max',
-)
+KINDS = ('quantiles_openpi', 'quantiles_lerobot', 'mean_std_openpi', 'mean_std_lerobot', 'min_max')
 LOW, HIGH = np.array([-2.0, 0.0, 5.0]), np.array([1.0, 0.5, 5.0])
 STATISTICS = {
     'mean': np.array([0.5, -1.0, 5.0]),
@@ -132,11 +124,6 @@ def test_leading_dimensions_are_kept_and_the_input_is_left_alone(kind, shape, dt
     np.testing.assert_array_equal(normalizer.normalise(x).reshape(-1, 3), one_by_one.reshape(-1, 3))
 
 
-def test_nothing_is_clipped():
-    normalizer = Normalizer('quantiles_lerobot', STATISTICS)
-    assert normalizer.normalise(np.array([100.0, 0.0, 5.0]))[0] > 60
-
-
 def test_statistics_are_copied():
     statistics = {name: values.copy() for name, values in STATISTICS.items()}
     normalizer = Normalizer('min_max', statistics)
@@ -190,8 +177,3 @@ def test_bad_statistics_are_an_error_that_names_them(kind, changes, words):
 def test_unnamed_and_many_bad_dimensions_are_counted():
     with pytest.raises(ValueError, match='nan'):
         Normalizer('mean_std_openpi', {'mean': np.full(8, np.nan), 'std': np.ones(8)})
-
-
-def test_statistics_of_unequal_length_are_an_error():
-    with pytest.raises(ValueError, match="'std'"):
-        Normalizer('mean_std_openpi', {'mean': np.zeros(3), 'std': np.ones(2)})

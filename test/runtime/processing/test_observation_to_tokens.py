@@ -1,7 +1,5 @@
 """State and task to tokens, normalised chunk to robot units, against LeRobot's own processors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""Rotation forms: oracles, round trips in every form, degenerate input."""
-
-from __future__ import annotations
+"""Rotation forms: oracles, round trips in every form, degenerate input; sines of a state."""
 
 import itertools
 import math
@@ -24,6 +22,7 @@ from vla_runtime.processing.poses import (
     to_matrix,
     to_quaternions,
     unit_quaternions,
+    with_angles,
     write_near,
 )
 
@@ -318,3 +317,29 @@ def test_a_rotation_vector_beyond_half_a_turn_is_written_near_one_and_none_near_
 def test_rows_that_continue_a_state_of_another_length_keep_their_own(form, rotation):
     rows = np.array([rotation, rotation])
     np.testing.assert_array_equal(continue_from(0.5 * rows[0], rows, form), rows)
+
+
+# --- Sines and cosines of a state, against NVIDIA's formula written out
+
+
+def joined_by_group(normalised, state, groups, angles):
+    """Isaac-GR00T's `apply_state`: each group as numbers or as [sines, cosines], then joined."""
+    parts = []
+    for index, (first, count) in enumerate(groups):
+        of_group = slice(first, first + count)
+        if index in angles:
+            parts.append(np.concatenate([np.sin(state[of_group]), np.cos(state[of_group])]))
+        else:
+            parts.append(normalised[of_group])
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize('angles', [{0}, {1}, {2}, {0, 1}, {0, 2}, {0, 1, 2}])
+def test_a_group_s_sines_come_before_its_cosines_where_its_numbers_stood(angles):
+    groups = [(0, 6), (6, 1), (7, 3)]
+    random = np.random.default_rng(0)
+    normalised, state = random.uniform(-3, 3, (2, 10)).astype(np.float32)
+    found = with_angles(normalised, state, [groups[index] for index in sorted(angles)])
+    expected = joined_by_group(normalised, state, groups, angles)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, expected)

@@ -1,7 +1,5 @@
 """Tokens in PaliGemma's layout, from both kinds of vocabulary file, built here from a tiny text."""
 
-from __future__ import annotations
-
 import io
 import json
 
@@ -84,7 +82,7 @@ def _as_json(model: bytes) -> dict:
 
 
 @pytest.fixture(scope='module')
-def model() -> bytes:
+def model():
     return _train_sentencepiece()
 
 
@@ -97,12 +95,12 @@ def files(model, tmp_path_factory):
 
 
 @pytest.fixture(scope='module', params=['tokenizer.model', 'tokenizer.json'])
-def tokenizer(files, request) -> Tokenizer:
+def tokenizer(files, request):
     return Tokenizer.load(files / request.param)
 
 
 @pytest.fixture(scope='module')
-def both(files) -> tuple[Tokenizer, Tokenizer]:
+def both(files):
     return Tokenizer.load(files / 'tokenizer.model'), Tokenizer.load(files / 'tokenizer.json')
 
 

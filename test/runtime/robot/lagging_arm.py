@@ -1,19 +1,43 @@
-"""A robot that follows its commands late, by a model of its drives, and a policy that rests."""
+"""The shipped robots, and one that follows its commands late, by a model of its drives."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-from shipped_robots import matched
+from paths import ROOT
+from tiny_policy import tiny_spec
 
+from vla_runtime.bundle.schema import ActionSpec, StateSpec
 from vla_runtime.execution.command import Command, CommandKind
 from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.robot.file import Robot
+from vla_runtime.robot.file import Robot, load_robot
+from vla_runtime.robot.match import RobotMatch, match_robot
 from vla_runtime.types import ActionChunk, ChunkHeader
+
+FILES = [
+    file
+    for file in sorted((ROOT / 'config' / 'robots').glob('*.yaml'))
+    if all(output.joints for output in load_robot(file).outputs)
+]
+
+
+def matched(robot: Robot) -> RobotMatch:
+    """The robot with a policy that speaks its own names and units and needs no camera."""
+    spec = replace(
+        tiny_spec(),
+        cameras=(),
+        state=tuple(StateSpec(joint.name, joint.unit) for joint in robot.joints),
+        actions=tuple(ActionSpec(joint.name, joint.unit, 'absolute') for joint in robot.joints),
+    )
+    return match_robot(robot, spec, 'bundle')
+
+
+# --- A robot that follows its commands late, by a model of its drives, and a policy that rests
 
 PERIOD_S = 0.01
 STEP_S = 0.05

@@ -1,7 +1,5 @@
 """Poses that are commanded through the joints of the robot's URDF."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import replace
@@ -113,12 +111,12 @@ on_violation: {{workspace: {workspace}}}
 """
 
 
-def matched(folder: Path, form: str = 'quaternion_wxyz', **words: str) -> tuple:
+def matched(folder: Path, spec: BundleSpec | None = None, text: str = '', **words: str) -> tuple:
     (folder / 'arm.urdf').write_text(urdf())
     path = folder / 'arm.yaml'
-    path.write_text(robot_text(**words))
+    path.write_text(text or robot_text(**words))
     robot = load_robot(path)
-    return robot, match_robot(robot, pose_spec(form), folder)
+    return robot, match_robot(robot, spec or pose_spec(), folder)
 
 
 class Arm:
@@ -127,7 +125,7 @@ class Arm:
     def __init__(self, robot, match: RobotMatch, start: np.ndarray) -> None:
         self.match, self.joints, self.tick = match, start.copy(), 0
         self.core = make_core(GIVEN, robot, match, ClampLatch(0), use_sim_time=False)
-        self.results = []
+        self.results, self.sent = [], []
         report(self.core.observe_state, match.column_names, self.joints.tolist(), ROS_NS)
         self._measure()
         self.core.tick(0.0, ROS_NS)
@@ -146,24 +144,14 @@ class Arm:
             command = self.core.tick(now_s, ros_ns)
             if command.kind is not CommandKind.IDLE:
                 self.joints = command.setpoints.copy()
+                self.sent.append(self.joints)
             asked = self.core.poll_request(now_s, ros_ns)
             if asked is None:
                 continue
-            chunk = ActionChunk(
-                rows(),
-                self.match.action_names,
-                self.match.action_kinds,
-                STEP_S,
-                np.zeros((STEPS, 0)),
-            )
-            self.results.append(
-                self.core.submit_chunk(
-                    chunk,
-                    ChunkHeader(ros_ns, 0, len(self.results) + 1, request=asked.request),
-                    now_s,
-                    ros_ns,
-                )
-            )
+            names, kinds = self.match.action_names, self.match.action_kinds
+            chunk = ActionChunk(rows(), names, kinds, STEP_S, np.zeros((STEPS, 0)))
+            header = ChunkHeader(ros_ns, 0, len(self.results) + 1, request=asked.request)
+            self.results.append(self.core.submit_chunk(chunk, header, now_s, ros_ns))
 
 
 def rows_to(match: RobotMatch, place: np.ndarray, turned: np.ndarray, form: str, joints) -> object:
@@ -189,7 +177,7 @@ needs_pinocchio = pytest.mark.skipif(
 @pytest.mark.parametrize('unit', ['rad', 'deg'])
 @pytest.mark.parametrize('form', ['quaternion_wxyz', 'rotation_6d_rows', 'axis_angle'])
 def test_a_pose_policy_moves_the_joints_until_the_tool_is_there(tmp_path, form, unit):
-    robot, match = matched(tmp_path, form, unit=unit)
+    robot, match = matched(tmp_path, pose_spec(form), unit=unit)
     assert match.column_names == JOINTS
     assert match.action_names == pose_spec(form).action_names
     size = 180.0 / math.pi if unit == 'deg' else 1.0
@@ -352,11 +340,8 @@ def test_without_pinocchio_a_pose_through_joints_is_refused_with_what_installs_i
 
 
 def test_a_link_needs_a_urdf(tmp_path):
-    (tmp_path / 'arm.urdf').write_text(urdf())
-    path = tmp_path / 'arm.yaml'
-    path.write_text(robot_text().replace('urdf: arm.urdf\n', ''))
     with pytest.raises(RobotError, match=r'poses\[0\]\.link'):
-        load_robot(path)
+        matched(tmp_path, text=robot_text().replace('urdf: arm.urdf\n', ''))
 
 
 @needs_pinocchio
@@ -378,15 +363,12 @@ def test_the_state_of_a_pose_that_an_output_carries_is_measured_through_the_join
         actions=tuple(ActionSpec(one.name, one.unit + rate, pose.kind) for one in spec.actions),
         poses=(pose,),
     )
-    (tmp_path / 'arm.urdf').write_text(urdf())
-    path = tmp_path / 'arm.yaml'
     text = robot_text().replace(
         'outputs:\n', f'outputs:\n  - {{kind: {kind}, topic: tool, pose: hand}}\n'
     )
     if kind == 'twist_stamped':
         text = text.replace('frame_id: base', 'frame_id: base, topic: tool_pose')
-    path.write_text(text)
-    match = match_robot(load_robot(path), spec, tmp_path)
+    _, match = matched(tmp_path, spec, text)
     # The output has the pose's numbers; no joint is commanded.
     assert [one.output.kind for one in match.outputs] == [kind]
     assert not set(match.column_names) & set(JOINTS)
@@ -416,10 +398,7 @@ def step_spec() -> BundleSpec:
     )
     return replace(
         spec,
-        state=(
-            StateSpec('elbow', 'rad'),
-            *(StateSpec(name, unit) for name, unit in units.items()),
-        ),
+        state=(StateSpec('elbow', 'rad'), *(StateSpec(name, unit) for name, unit in units.items())),
         actions=tuple(ActionSpec(f'd{name}', unit, 'delta') for name, unit in units.items()),
         poses=(pose,),
     )
@@ -428,10 +407,7 @@ def step_spec() -> BundleSpec:
 @needs_pinocchio
 @pytest.mark.parametrize('unit', ['rad', 'deg'])
 def test_a_pose_of_the_state_is_computed_from_the_measured_joints(tmp_path, unit):
-    (tmp_path / 'arm.urdf').write_text(urdf())
-    path = tmp_path / 'arm.yaml'
-    path.write_text(robot_text(unit))
-    match = match_robot(load_robot(path), step_spec(), tmp_path)
+    _, match = matched(tmp_path, step_spec(), unit=unit)
     # Each joint is measured once, the elbow's number of the state too.
     assert sorted(match.measured_joints) == sorted(JOINTS)
     assert len(match.state_joints) == len(set(match.state_joints)) == 7
@@ -446,12 +422,8 @@ def test_a_pose_of_the_state_is_computed_from_the_measured_joints(tmp_path, unit
 
 @needs_pinocchio
 def test_steps_from_the_computed_pose_move_the_tool_by_so_much(tmp_path):
-    (tmp_path / 'arm.urdf').write_text(urdf())
-    path = tmp_path / 'arm.yaml'
-    path.write_text(robot_text())
-    robot = load_robot(path)
     spec = step_spec()
-    match = match_robot(robot, spec, tmp_path)
+    robot, match = matched(tmp_path, spec)
     arm = Arm(robot, match, HOME)
     space = ActionSpace(
         spec.action_names,

@@ -1,21 +1,18 @@
-"""Every shipped robot with drives that lag: stopped only, and soon, where they are off."""
-
-from __future__ import annotations
+"""Every shipped robot with drives that lag, are off or are blocked: what stops it, and how soon."""
 
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from lagging_arm import LaggingArm
-from shipped_robots import FILES
+from lagging_arm import FILES, LaggingArm
 from thorough import thorough_but
 
 from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.columns import CommandColumns
-from vla_runtime.execution.command import Reason
+from vla_runtime.execution.command import Command, Reason
 from vla_runtime.execution.config import Mode
-from vla_runtime.robot.file import load_robot
+from vla_runtime.robot.file import Robot, load_robot
 
 TABLETOP = next(file for file in FILES if file.stem == 'tabletop')
 # Lag of the drives, s; speed of the policy, rad/s; rate of the joint states, Hz; rest, s.
@@ -61,8 +58,8 @@ def went_and_came(arm: LaggingArm, rest_s: float) -> str:
     ('file', 'lag_s', 'speed', 'rate_hz', 'rest_s'), thorough_but(KEPT, SETTINGS), ids=named
 )
 def test_a_healthy_arm_that_rests_and_sets_out_is_never_stopped(
-    file: Path, lag_s: float, speed: float, rate_hz: float, rest_s: float
-) -> None:
+    file, lag_s, speed, rate_hz, rest_s
+):
     arm = arm_of(file, lag_s=lag_s, speed=speed, rate_hz=rate_hz)
     assert went_and_came(arm, rest_s) == ''
 
@@ -80,7 +77,7 @@ def test_a_healthy_arm_that_rests_and_sets_out_is_never_stopped(
         pytest.param({'speed': 0.03, 'lag_s': 0.25, 'rate_hz': 10.0, 'share': 0.03}, id='creeps'),
     ],
 )
-def test_a_healthy_arm_with_other_drives_is_never_stopped(drives: dict) -> None:
+def test_a_healthy_arm_with_other_drives_is_never_stopped(drives):
     assert went_and_came(arm_of(TABLETOP, **drives), 0.5) == ''
 
 
@@ -103,8 +100,8 @@ OFF = [
     ('file', 'when', 'lag_s', 'speed', 'rate_hz'), thorough_but(OFF_KEPT, OFF), ids=named
 )
 def test_motors_that_are_off_are_found_within_three_tenths_of_way_that_matters(
-    file: Path, when: str, lag_s: float, speed: float, rate_hz: float
-) -> None:
+    file, when, lag_s, speed, rate_hz
+):
     """Way that matters: two commands have gone on by 0.05 rad (`hold_follows`) without joints."""
     arm = arm_of(file, lag_s=lag_s, speed=speed, rate_hz=rate_hz)
     if when != 'from the start':
@@ -132,3 +129,79 @@ def test_motors_that_are_off_are_found_within_three_tenths_of_way_that_matters(
     assert 'does not follow' in arm.executor.detail
     # Nothing shows before the next measurement.
     assert gone_s is None or arm.now_s - gone_s <= 0.3 + 1.0 / rate_hz + 1e-6
+
+
+# --- Each joint of the shipped robots is blocked in turn, through the real file and its match
+
+
+class BlockedArm(LaggingArm):
+    """A robot with a joint that something stops on its way.
+
+    Args:
+        robot: of a robot file.
+        joint: joint that the policy moves.
+        way: distance after which it is blocked.
+    """
+
+    def __init__(self, robot: Robot, joint: str, way: float) -> None:
+        super().__init__(robot, joints=[joint], smoothing_s=0.045, share=0.5)
+        self.at = self.names.index(joint)
+        self.blocked_at = self.positions[self.at] + way
+
+    def _drive(self, command: np.ndarray, dt_s: float) -> None:
+        super()._drive(command, dt_s)
+        self.driven[self.at] = min(self.driven[self.at], self.blocked_at)
+        self.positions = self.driven - self.sag
+
+    def _answer(self, place: np.ndarray, request: int | None) -> None:
+        """Plan from where the robot is, as a real policy does."""
+        super()._answer(self.positions.copy(), request)
+
+    def push(self, seconds: float) -> Command:
+        """Let the policy go on for so long, or until the robot is stopped."""
+        self.start()
+        self.goal = self.places[1]
+        self.run(seconds)
+        assert self.command is not None
+        return self.command
+
+
+def grips(*, wanted: bool) -> list:
+    """Every joint of every shipped robot that may, or may not, hold an object.
+
+    The last of a robot and one in the middle stand for all.
+    """
+    found = []
+    for file in FILES:
+        # The tabletop's gripper has no `grips`: max_step is its whole range.
+        joints = [
+            joint.name
+            for joint in load_robot(file).joints
+            if joint.grips is wanted and (file.stem, joint.name) != ('tabletop', 'gripper')
+        ]
+        kept = [joints[len(joints) // 2], joints[-1]] if joints else []
+        for joint in joints:
+            marks = () if joint in kept else pytest.mark.thorough
+            found.append(pytest.param(file, joint, id=f'{file.stem}-{joint}', marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(('file', 'joint'), grips(wanted=False))
+def test_a_blocked_joint_stops_every_shipped_robot(file, joint):
+    robot = load_robot(file)
+    arm = BlockedArm(robot, joint, way=0.05)
+    assert arm.push(10.0).reason is Reason.TRACKING_ERROR
+    assert f"'{joint}' is blocked" in arm.executor.detail
+    for _ in range(100):
+        arm.tick()
+    assert arm.command is not None
+    near = 0.05 * robot.joint(joint).max_step
+    assert abs(arm.command.setpoints[arm.at] - arm.positions[arm.at]) <= near * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(('file', 'joint'), grips(wanted=True))
+def test_a_gripper_that_holds_an_object_stops_no_shipped_robot(file, joint):
+    robot = load_robot(file)
+    span = robot.joint(joint).upper - robot.joint(joint).lower
+    arm = BlockedArm(robot, joint, way=0.1 * span)
+    assert arm.push(5.0).reason is not Reason.TRACKING_ERROR, arm.executor.detail

@@ -1,8 +1,5 @@
 """Each robot file of the package drives a policy of the shape that is trained for its robot."""
 
-from __future__ import annotations
-
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,13 +9,7 @@ from paths import ROOT
 from test_kinematics import needs_pinocchio
 from test_robot_match import lerobot_so101, policy
 
-from vla_runtime.bundle.schema import (
-    ActionSpec,
-    BundleSpec,
-    CameraSpec,
-    PoseSpec,
-    StateSpec,
-)
+from vla_runtime.bundle.schema import ActionSpec, BundleSpec, CameraSpec, PoseSpec, StateSpec
 from vla_runtime.robot.file import load_robot
 from vla_runtime.robot.match import MatchError, RobotMatch, match_robot
 from vla_runtime.robot.schema import Robot
@@ -30,8 +21,8 @@ ALOHA = ('waist', 'shoulder', 'elbow', 'forearm_roll', 'wrist_angle', 'wrist_rot
 def of_units(names_and_units: Sequence[tuple[str, str]], cameras: Sequence[str]) -> BundleSpec:
     """A policy that measures and commands the same numbers."""
     return policy(
-        tuple(StateSpec(name, unit) for name, unit in names_and_units),  # type: ignore[arg-type]
-        tuple(ActionSpec(name, unit, 'absolute') for name, unit in names_and_units),  # type: ignore[arg-type]
+        tuple(StateSpec(name, unit) for name, unit in names_and_units),
+        tuple(ActionSpec(name, unit, 'absolute') for name, unit in names_and_units),
         tuple(CameraSpec(name) for name in cameras),
     )
 
@@ -87,7 +78,7 @@ def commands(match: RobotMatch, actions: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize('name', POLICIES)
-def test_every_joint_of_a_policy_is_limited_and_carried(name: str) -> None:
+def test_every_joint_of_a_policy_is_limited_and_carried(name):
     robot, match = matched(name)
     assert sorted(match.column_names) == sorted(joint.name for joint in robot.joints)
     assert len(match.outputs) == len(robot.outputs)
@@ -103,11 +94,11 @@ def twist_of_a_tool() -> BundleSpec:
     names = ('vx', 'vy', 'vz', 'wx', 'wy', 'wz')
     pose = PoseSpec('tool', names[:3], names[3:], 'axis_angle', 'velocity', 'base')
     units = ('m/s',) * 3 + ('rad/s',) * 3
-    actions = tuple(ActionSpec(*one, 'velocity') for one in zip(names, units, strict=True))  # type: ignore[arg-type]
+    actions = tuple(ActionSpec(*one, 'velocity') for one in zip(names, units, strict=True))
     return replace(ur5e(), actions=actions, poses=(pose,))
 
 
-def test_ur5e_under_servo_takes_a_twist_and_keeps_the_tool_in_its_box() -> None:
+def test_ur5e_under_servo_takes_a_twist_and_keeps_the_tool_in_its_box():
     robot = load_robot(ROBOTS / 'ur5e_servo.yaml')
     match = match_robot(robot, twist_of_a_tool(), 'bundle')
     assert [one.output.topic for one in match.outputs] == ['servo_node/delta_twist_cmds']
@@ -127,7 +118,7 @@ def page_policy(grip: bool) -> BundleSpec:
     spec = twist_of_a_tool()
     pose = replace(spec.poses[0], state_position=names[:3], state_rotation=names[3:])
     units = ('m',) * 3 + ('rad',) * 3
-    state = tuple(StateSpec(*one) for one in zip(names, units, strict=True))  # type: ignore[arg-type]
+    state = tuple(StateSpec(*one) for one in zip(names, units, strict=True))
     actions = spec.actions
     if grip:
         state += (StateSpec('grip', '1'),)
@@ -188,16 +179,7 @@ def test_the_pages_twist_bundle_fits_once_they_are_there(tmp_path, grip):
     assert [one.output.kind for one in match.outputs][:1] == ['twist_stamped']
 
 
-@pytest.mark.parametrize('name', [*POLICIES, 'tabletop', 'ur5e_servo'])
-def test_a_robot_file_says_where_its_numbers_are_from(name: str) -> None:
-    head = (ROBOTS / f'{name}.yaml').read_text(encoding='utf-8').partition('\njoint_states:')[0]
-    comments = ' '.join(re.findall(r'^# ?(.*)$', head, re.MULTILINE))
-    # A file of somebody's repository, or of this one.
-    assert re.search(r'\w+\.(yaml|urdf|xml|py|xacro)\b', comments)
-    assert 'imits' in comments
-
-
-def test_aloha_has_no_ros2_control_and_its_gripper_is_measured_in_m_and_commanded_in_rad() -> None:
+def test_aloha_has_no_ros2_control_and_its_gripper_is_measured_in_m_and_commanded_in_rad():
     robot, match = matched('aloha')
     assert {output.kind for output in robot.outputs} == {
         'joint_group_command',
@@ -212,7 +194,7 @@ def test_aloha_has_no_ros2_control_and_its_gripper_is_measured_in_m_and_commande
     assert names == [ALOHA[:6], ('gripper',)] * 2
 
 
-def test_fr3_opens_its_fingers_to_40_mm_where_droid_says_0() -> None:
+def test_fr3_opens_its_fingers_to_40_mm_where_droid_says_0():
     _, match = matched('franka_fr3')
     assert commands(match, np.zeros(8))['franka_gripper/gripper_action'] == pytest.approx(0.04)
     closed = commands(match, np.array([0.0] * 7 + [1.0]))
@@ -220,13 +202,13 @@ def test_fr3_opens_its_fingers_to_40_mm_where_droid_says_0() -> None:
     assert match.limits.velocity[:7] == pytest.approx([2.62, 2.62, 2.62, 2.62, 5.26, 4.18, 5.26])
 
 
-def test_ur5e_has_the_limits_of_each_joint() -> None:
+def test_ur5e_has_the_limits_of_each_joint():
     _, match = matched('ur5e')
     turn = 2.0 * np.pi
     assert match.limits.upper == pytest.approx([turn, turn, np.pi, turn, turn, turn], abs=1e-4)
 
 
-def test_so101_split_sends_its_gripper_to_an_action_and_its_arm_to_a_topic() -> None:
+def test_so101_split_sends_its_gripper_to_an_action_and_its_arm_to_a_topic():
     robot, match = matched('so101_split')
     assert [output.is_action for output in robot.outputs] == [False, True]
     sent = commands(match, np.full(6, 100.0))

@@ -1,7 +1,5 @@
 """Units that limits, URDF, training or the measured state contradict; healthy robots pass."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +25,7 @@ FIELDS = re.compile(r'(lower|upper|velocity|acceleration|max_step): (-?[\d.]+)')
 
 
 @pytest.fixture(scope='module')
-def demo() -> Bundle:
+def demo():
     return read_bundle(ROOT / 'engines' / 'demo', verify=False)
 
 
@@ -52,7 +50,7 @@ def state(positions: np.ndarray) -> dict[str, float]:
 
 
 @pytest.mark.parametrize('path', ROBOTS, ids=lambda path: path.stem)
-def test_the_robot_files_of_the_package_have_no_doubtful_unit(path: Path) -> None:
+def test_the_robot_files_of_the_package_have_no_doubtful_unit(path):
     robot = load_robot(path)
     assert UnitCheck(robot).notes() == []
     middle = {joint.name: 0.5 * (joint.lower + joint.upper) for joint in robot.joints}
@@ -60,9 +58,7 @@ def test_the_robot_files_of_the_package_have_no_doubtful_unit(path: Path) -> Non
 
 
 @pytest.fixture(scope='module', params=[1.0, DEGREES], ids=['rad', 'deg'])
-def healthy(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo: Bundle
-) -> tuple[float, Robot, UnitCheck]:
+def healthy(request, tmp_path_factory, demo):
     """The tabletop in either unit; the size of a radian in it, its file and its check."""
     unit = 'rad' if request.param == 1.0 else 'deg'
     robot = robot_of(tmp_path_factory.mktemp('robot'), request.param, unit)
@@ -70,9 +66,7 @@ def healthy(
 
 
 @given(share=st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6))
-def test_a_robot_anywhere_in_its_training_starts_in_either_unit(
-    healthy: tuple[float, Robot, UnitCheck], demo: Bundle, share: list[float]
-) -> None:
+def test_a_robot_anywhere_in_its_training_starts_in_either_unit(healthy, demo, share):
     scale, _, check = healthy
     low, high = (demo.statistics[f'state.{name}'] for name in ('q01', 'q99'))
     positions = scale * (low + np.array(share) * (high - low))
@@ -80,9 +74,7 @@ def test_a_robot_anywhere_in_its_training_starts_in_either_unit(
 
 
 @given(share=st.lists(st.floats(0.05, 0.95), min_size=6, max_size=6))
-def test_a_robot_anywhere_in_its_limits_starts_unless_it_is_all_but_at_zero(
-    healthy: tuple[float, Robot, UnitCheck], share: list[float]
-) -> None:
+def test_a_robot_anywhere_in_its_limits_starts_unless_it_is_all_but_at_zero(healthy, share):
     scale, robot, check = healthy
     joints = [robot.joint(name) for name in JOINTS]
     low, high = (np.array([getattr(one, key) for one in joints]) for key in ('lower', 'upper'))
@@ -91,9 +83,7 @@ def test_a_robot_anywhere_in_its_limits_starts_unless_it_is_all_but_at_zero(
     assert near_zero or check.why_not_start(state(positions)) == ''
 
 
-def test_a_driver_in_radians_is_not_started_where_the_file_says_degrees(
-    tmp_path: Path, demo: Bundle
-) -> None:
+def test_a_driver_in_radians_is_not_started_where_the_file_says_degrees(tmp_path, demo):
     check = check_of(robot_of(tmp_path, DEGREES, 'deg'), demo)
     refused = check.why_not_start(state(HOME_RAD))
     assert "'elbow_flex'" in refused and 'unit: deg' in refused and 'robot.yaml' in refused
@@ -103,9 +93,7 @@ def test_a_driver_in_radians_is_not_started_where_the_file_says_degrees(
     assert 'REP 103' in note
 
 
-def test_one_joint_alone_may_be_chance_where_the_output_may_speak_degrees(
-    tmp_path: Path, demo: Bundle
-) -> None:
+def test_one_joint_alone_may_be_chance_where_the_output_may_speak_degrees(tmp_path, demo):
     text = TABLETOP.replace('joint_trajectory\n', 'float64_multi_array\n')
     robot = robot_of(tmp_path, DEGREES, 'deg', text)
     check = check_of(robot, demo)
@@ -118,9 +106,7 @@ def test_one_joint_alone_may_be_chance_where_the_output_may_speak_degrees(
 
 
 @pytest.mark.parametrize('scale', [1.0, DEGREES], ids=['limits in rad', 'limits in deg'])
-def test_a_driver_in_degrees_is_not_started_where_the_file_says_radians(
-    tmp_path: Path, demo: Bundle, scale: float
-) -> None:
+def test_a_driver_in_degrees_is_not_started_where_the_file_says_radians(tmp_path, demo, scale):
     check = check_of(robot_of(tmp_path, scale, 'rad'), demo)
     refused = check.why_not_start(state(HOME_RAD * DEGREES))
     assert 'deg' in refused and 'unit: rad' in refused
@@ -128,7 +114,7 @@ def test_a_driver_in_degrees_is_not_started_where_the_file_says_radians(
     assert any('turns' in note for note in check.notes()) == (scale != 1.0)
 
 
-def test_limits_in_another_unit_than_the_training_are_noted(tmp_path: Path, demo: Bundle) -> None:
+def test_limits_in_another_unit_than_the_training_are_noted(tmp_path, demo):
     for scale, unit in ((DEGREES, 'rad'), (1.0, 'deg')):
         notes = check_of(robot_of(tmp_path, scale, unit), demo).notes()
         assert any('in training' in note and "'shoulder_pan'" in note for note in notes)
@@ -164,16 +150,14 @@ def arm(folder: Path, joint: str, output: str = 'float64_multi_array', urdf: str
         ('unit: rad, continuous: true', None, 900.0),
     ],
 )
-def test_a_state_that_fits_in_another_unit_alone_is_refused(
-    tmp_path: Path, joint: str, wrong: float | None, right: float
-) -> None:
+def test_a_state_that_fits_in_another_unit_alone_is_refused(tmp_path, joint, wrong, right):
     check = UnitCheck(arm(tmp_path, joint))
     assert check.why_not_start({'a': right}) == ''
     assert wrong is None or "'a'" in check.why_not_start({'a': wrong})
     assert check.why_not_start({}) == ''
 
 
-def test_a_motor_that_really_turns_far_says_so_by_its_urdf_or_its_training(tmp_path: Path) -> None:
+def test_a_motor_that_really_turns_far_says_so_by_its_urdf_or_its_training(tmp_path):
     joint = 'unit: rad, lower: -166.0, upper: 166.0'
     alone = UnitCheck(arm(tmp_path, joint))
     assert len(alone.notes()) == 1 and 'turns' in alone.why_not_start({'a': 95.0})
@@ -198,14 +182,12 @@ def test_a_motor_that_really_turns_far_says_so_by_its_urdf_or_its_training(tmp_p
         ('unit: rad, lower: -0.5, upper: 0.5', 'lower="-3.1" upper="3.1"', False),
     ],
 )
-def test_limits_that_differ_from_the_urdf_by_a_unit_are_noted(
-    tmp_path: Path, joint: str, urdf: str, noted: bool
-) -> None:
+def test_limits_that_differ_from_the_urdf_by_a_unit_are_noted(tmp_path, joint, urdf, noted):
     notes = UnitCheck(arm(tmp_path, joint, urdf=f'{urdf} velocity="9"')).notes()
     assert any('URDF' in note for note in notes) is noted
 
 
-def test_a_policy_without_ranges_says_nothing_of_its_training(tmp_path: Path, demo: Bundle) -> None:
+def test_a_policy_without_ranges_says_nothing_of_its_training(tmp_path, demo):
     robot = robot_of(tmp_path)
     spec = replace(demo.spec, normalisation=replace(demo.spec.normalisation, state='identity'))
     match = match_robot(robot, spec, demo.folder)

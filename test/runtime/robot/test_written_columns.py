@@ -1,7 +1,5 @@
 """Poses in every form, from a policy's chunk to the commands: the same rotations, within limits."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

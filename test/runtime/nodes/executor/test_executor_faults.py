@@ -116,7 +116,7 @@ def memory_kib(pid: int) -> int:
 
 
 @pytest.mark.thorough
-def test_a_thousand_start_stop_cycles_leave_memory_and_state_as_they_were(bench):
+def test_start_stop_cycles_leave_memory_and_state_as_they_were(bench):
     node, pid = bench.graph.node, bench.process.pid
     bench.start()
     clients = [node.create_client(Trigger, f'{bench.node}/{name}') for name in ('stop', 'start')]
@@ -132,8 +132,9 @@ def test_a_thousand_start_stop_cycles_leave_memory_and_state_as_they_were(bench)
 
     cycle(100)
     before_kib, threads = memory_kib(pid), len(list(Path(f'/proc/{pid}/task').iterdir()))
-    cycle(900)
-    assert memory_kib(pid) - before_kib < 8 * 1024
+    # 10 KiB a cycle would show.
+    cycle(200)
+    assert memory_kib(pid) - before_kib < 2 * 1024
     assert len(list(Path(f'/proc/{pid}/task').iterdir())) == threads
     status = bench.wait_for_status('waiting', lambda s: s['reason'] == 'waiting_for_chunk')
     assert status['mode'] == 'running'

@@ -1,15 +1,90 @@
-"""Under `use_sim_time` plan time is the ROS clock's: slow or fast, the robot gets to the end."""
+"""Clocks that jump, stand still or are late, and a plan whose time is a simulated clock's."""
 
-from __future__ import annotations
+import math
 
 import pytest
-from execution_rig import Rig, holding
-from stopping_rig import SWITCH
+from execution_rig import SWITCH, Rig, alike, holding
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.limits import ColumnLimits, make_limits
-from vla_runtime.execution.watchdog import WatchdogParameters
+from vla_runtime.execution.watchdog import ClockWatch, WatchdogParameters, tick_timeout
+
+MS = 1_000_000
+
+
+def watch_of(**parameters: object) -> ClockWatch:
+    made = WatchdogParameters(**parameters)
+    return ClockWatch(made, tick_timeout(made, math.inf))
+
+
+def test_when_both_clocks_run_expect_plan_time_to_pass_with_the_steady_one():
+    watch = watch_of()
+    assert watch.advance(5.0, 100 * MS) is None and watch.dt_ns == 0
+    assert watch.advance(5.01, 110 * MS + 5000) is None
+    assert watch.dt_ns == 10 * MS
+
+
+def test_when_simulated_expect_plan_time_to_pass_with_the_ros_clock():
+    watch = watch_of(motion_clock='ros')
+    watch.advance(5.0, 100 * MS)
+    assert watch.advance(5.01, 120 * MS) is None
+    assert watch.dt_ns == 20 * MS
+    assert watch.advance(5.02, 120 * MS) is None
+    assert watch.dt_ns == 0
+
+
+@pytest.mark.parametrize('jump_ms', [-5000, -250, 250, 5000])
+@pytest.mark.parametrize('motion_clock', ['steady', 'ros'])
+def test_when_ros_clock_jumps_expect_clock_jump_and_no_plan_time(jump_ms, motion_clock):
+    watch = watch_of(motion_clock=motion_clock)
+    watch.advance(5.0, 10_000 * MS)
+    assert watch.advance(5.01, (10_010 + jump_ms) * MS) is Reason.CLOCK_JUMP
+    assert watch.dt_ns == 0
+    assert 'ROS clock jumped' in watch.detail
+    assert watch.advance(5.02, (10_020 + jump_ms) * MS) is None
+
+
+def test_when_simulated_clock_goes_back_at_all_expect_clock_jump():
+    watch = watch_of(motion_clock='ros')
+    watch.advance(5.0, 10_000 * MS)
+    assert watch.advance(5.01, 9_999 * MS) is Reason.CLOCK_JUMP
+
+
+def test_when_ros_clock_is_slewed_expect_no_jump():
+    watch = watch_of()
+    for tick in range(1000):
+        assert watch.advance(5.0 + tick * 0.01, round(tick * 10.005 * MS)) is None
+
+
+def test_when_ros_clock_stands_still_on_a_robot_expect_clock_jump():
+    watch = watch_of()
+    found = [watch.advance(5.0 + tick * 0.01, 7 * MS) for tick in range(40)]
+    assert Reason.CLOCK_JUMP in found
+
+
+def test_when_simulated_clock_stands_still_expect_clock_stopped_until_it_runs():
+    watch = watch_of(motion_clock='ros', clock_timeout_s=0.1)
+    found = [watch.advance(5.0 + tick * 0.01, 7 * MS) for tick in range(20)]
+    assert found[9] is None and found[19] is Reason.CLOCK_STOPPED
+    assert watch.advance(5.2, 8 * MS) is None
+    assert watch.dt_ns == MS
+
+
+def test_when_steady_clock_goes_back_expect_clock_jump():
+    watch = watch_of()
+    watch.advance(5.0, 0)
+    assert watch.advance(4.0, 10 * MS) is Reason.CLOCK_JUMP
+
+
+def test_when_steady_clock_is_not_a_number_expect_clock_invalid_and_recovery():
+    watch = watch_of()
+    watch.advance(5.0, 0)
+    assert watch.advance(math.nan, 10 * MS) is Reason.CLOCK_INVALID
+    assert watch.advance(5.01, 10 * MS) is None
+
+
+# --- Under `use_sim_time` plan time is the ROS clock's: slow or fast, the robot gets to the end
 
 STEPS = 20
 SLOPE = 0.03  # a step, so 0.75 a second
@@ -37,10 +112,8 @@ class SimulatedClock:
 @pytest.mark.parametrize(
     ('rate_hz', 'factor'), [(20, 1.0), (30, 1.0), (60, 1.0), (60, 2.0), (100, 2.0), (60, 5.0)]
 )
-def test_when_the_clock_is_slow_or_fast_expect_the_plan_followed_to_its_end(
-    rate_hz: int, factor: float
-) -> None:
-    limits = make_limits(('a', 'b'), dict.fromkeys(('a', 'b'), ColumnLimits(velocity=1.0)))
+def test_when_the_clock_is_slow_or_fast_expect_the_plan_followed_to_its_end(rate_hz, factor):
+    limits = alike(('a', 'b'), ColumnLimits(velocity=1.0))
     rig = Rig(
         holding(replan_interval=STEPS, overrun='hold', interpolation='linear', handover=SWITCH),
         limits=limits,
@@ -84,9 +157,7 @@ def speed(rig: Rig) -> float:
 
 
 @pytest.mark.parametrize('reset', [True, False])
-def test_when_a_tick_comes_between_two_clock_messages_expect_a_stop_to_brake_on(
-    reset: bool,
-) -> None:
+def test_when_a_tick_comes_between_two_clock_messages_expect_a_stop_to_brake_on(reset):
     rig = one_joint()
     rig.submit([0.05 * row for row in range(40)])
     rig.tick(60)
@@ -102,7 +173,7 @@ def test_when_a_tick_comes_between_two_clock_messages_expect_a_stop_to_brake_on(
     assert speed(rig) == pytest.approx(slow - 5.0 * PERIOD_NS * 1e-9, abs=1e-6)
 
 
-def test_when_the_clock_stops_while_a_hold_brakes_expect_velocity_columns_at_zero() -> None:
+def test_when_the_clock_stops_while_a_hold_brakes_expect_velocity_columns_at_zero():
     limits = make_limits(('a',), {'a': ColumnLimits(velocity=1.0, acceleration=0.5)})
     rig = Rig(
         holding(replan_interval=30),
@@ -120,7 +191,7 @@ def test_when_the_clock_stops_while_a_hold_brakes_expect_velocity_columns_at_zer
     assert rig.ticks[-1].position == 0.0
 
 
-def test_when_the_clock_is_slower_than_the_ticks_expect_a_hold_to_give_way_all_the_same() -> None:
+def test_when_the_clock_is_slower_than_the_ticks_expect_a_hold_to_give_way_all_the_same():
     rig = one_joint(max_tracking_error=0.3)
     rig.submit([0.01 * row for row in range(40)])
     rig.tick(30)

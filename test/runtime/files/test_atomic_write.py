@@ -1,8 +1,11 @@
-"""The old file is kept whenever the new one cannot be written to its end."""
+"""A file or folder appears complete or not at all: what was there is kept otherwise."""
 
+import hashlib
+import io
 import json
 import os
 import resource
+import signal
 import stat
 import subprocess
 import sys
@@ -15,7 +18,8 @@ from full_disk import fill, small_disk
 from vla_runtime.bundle.folder import BundleError
 from vla_runtime.bundle.writer import new_bundle
 from vla_runtime.cli.main import main
-from vla_runtime.files.atomic_write import WriteError, atomic_write, write_text
+from vla_runtime.files import atomic_write as atomic_write_module
+from vla_runtime.files.atomic_write import WriteError, atomic_write, whole_folder, write_text
 
 OLD, NEW = 'old\n', 'new\n' * 10_000
 
@@ -159,3 +163,67 @@ def test_a_bundle_without_room_names_its_folder_and_leaves_nothing(tmp_path):
     ):
         (folder / 'weights.safetensors').write_bytes(bytes(8192))
     assert os.listdir(tmp_path) == []
+
+
+# --- A folder appears complete or not at all, and what a killed command left is removed
+
+NOTHING_WRONG = print
+
+
+def test_a_folder_takes_the_place_of_another(tmp_path):
+    target = tmp_path / 'made'
+    for text in ('first', 'second'):
+        with whole_folder(target, NOTHING_WRONG) as folder:
+            (folder / 'file').write_text(text)
+        assert (target / 'file').read_text() == text
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_an_error_leaves_what_was_there(tmp_path):
+    target = tmp_path / 'made'
+    target.mkdir()
+    with pytest.raises(KeyboardInterrupt), whole_folder(target, NOTHING_WRONG):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_a_killed_command_left_is_removed_and_nothing_else(tmp_path):
+    target = tmp_path / 'a.b'
+    kept = [tmp_path / name for name in ('.a.b.12345678.partly', '.aXb.12345678.part', '.a.b.part')]
+    for path in kept:
+        path.mkdir()
+    code = (
+        'import sys, time; from pathlib import Path\n'
+        'from vla_runtime.files.atomic_write import whole_folder\n'
+        'with whole_folder(Path(sys.argv[1]), print):\n'
+        '    print("begun", flush=True); time.sleep(600)\n'
+    )
+    other = subprocess.Popen(
+        [sys.executable, '-c', code, str(target)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout is not None and other.stdout.readline() == 'begun\n'
+        (left,) = set(tmp_path.iterdir()) - set(kept)
+        # It is still written to.
+        with whole_folder(target, NOTHING_WRONG):
+            assert left.is_dir()
+        assert left.is_dir()
+    finally:
+        os.kill(other.pid, signal.SIGKILL)
+        other.wait()
+    with whole_folder(target, NOTHING_WRONG):
+        assert not left.exists()
+    assert set(tmp_path.iterdir()) == {*kept, target}
+
+
+# --- Hashing a large file
+
+
+def test_without_a_terminal_a_large_file_is_hashed_without_a_progress_bar(tmp_path, monkeypatch):
+    """A machine that only builds engines has no tqdm."""
+    monkeypatch.setattr(atomic_write_module, '_PROGRESS_BYTES', 0)
+    monkeypatch.setattr(sys, 'stderr', io.StringIO())
+    monkeypatch.setitem(sys.modules, 'tqdm', None)
+    path = tmp_path / 'weights.data'
+    path.write_bytes(b'weights')
+    assert atomic_write_module.file_sha256(path) == hashlib.sha256(b'weights').hexdigest()
