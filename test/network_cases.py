@@ -205,7 +205,7 @@ def denoised(
     `rows` are the head's inputs that come from an observation.
     """
     step, x, states = DenoiseStep(network), noise, []
-    prepared = network.prepare_prefix(past, 1)
+    prepared = network.prepare_prefix(past)
     plan = torch.zeros_like(x) if plan is None else plan
     for k, t in enumerate(torch.tensor(flow_times(steps), dtype=torch.float32)):
         weight = torch.zeros(x.shape[1]) if weights is None else torch.from_numpy(weights[k])

@@ -93,25 +93,24 @@ def test_a_hidden_camera_does_not_matter(toy: Family, network: FlowNetwork) -> N
     assert torch.equal(seen, broken)
 
 
-@pytest.mark.parametrize(('rows', 'samples'), [(1, 1), (2, 1), (1, 3), (2, 3)])
-def test_a_denoise_step_takes_rows_and_samples(
-    toy: Family, network: FlowNetwork, rows: int, samples: int
+@pytest.mark.parametrize(('rows', 'requests'), [(1, 1), (2, 1), (1, 3), (2, 3)])
+def test_a_denoise_step_takes_rows_and_requests(
+    toy: Family, network: FlowNetwork, rows: int, requests: int
 ) -> None:
     dims, step = network.dims, DenoiseStep(network)
-    x = torch.linspace(-1, 1, samples * dims.horizon * dims.action_dim)
-    x = x.view(samples, dims.horizon, dims.action_dim)
-    past = prefix_of(network, toy, rows)
-    plan = torch.zeros(1, dims.horizon, dims.action_dim)
-    weight = torch.full((rows,), 1.0 / rows)
+    x = torch.linspace(-1, 1, requests * dims.horizon * dims.action_dim)
+    x = x.view(requests, dims.horizon, dims.action_dim)
+    past = prefix_of(network, toy, requests * rows)
+    plan = torch.zeros_like(x)
+    weight = torch.full((requests, rows) if requests > 1 else (rows,), 1.0 / rows)
     t, dt = torch.tensor(1.0), torch.tensor(-0.1)
     conditioning = network.time_conditioning(t[None])
-    plan_weight = torch.zeros(1, dims.horizon, 1)
+    plan_weight = torch.zeros(requests, dims.horizon, 1)
     x_next, velocity = step(x, past, conditioning, t, dt, weight, plan, plan_weight, {})
-    assert velocity.shape == (rows * samples, dims.horizon, dims.action_dim)
+    assert velocity.shape == (requests * rows, dims.horizon, dims.action_dim)
     alone = [
-        network.velocity(x[n : n + 1], {'context': past['context'][r : r + 1]}, conditioning)
-        for n in range(samples)
-        for r in range(rows)
+        network.velocity(x[r // rows][None], {'context': past['context'][r : r + 1]}, conditioning)
+        for r in range(requests * rows)
     ]
-    mixed = torch.stack(alone).view(samples, rows, dims.horizon, dims.action_dim).mean(dim=1)
+    mixed = torch.stack(alone).view(requests, rows, dims.horizon, dims.action_dim).mean(dim=1)
     torch.testing.assert_close(x_next, x - 0.1 * mixed, atol=1e-5, rtol=0)

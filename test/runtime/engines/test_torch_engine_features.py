@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_policy import tiny_dims
 
-from vla_runtime.engines.protocol import MAX_SAMPLES, StepInputs
+from vla_runtime.engines.protocol import FEATURES, StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
@@ -130,58 +130,6 @@ def test_x_can_be_written_between_two_steps():
     engine.step(0)
     np.testing.assert_array_equal(engine.read_x(), after)
     np.testing.assert_array_equal(engine.read_velocity(), velocity)
-
-
-# Several noises over one prefix.
-
-
-@families
-@pytest.mark.parametrize('rows', [1, 2])
-@pytest.mark.parametrize('count', [2, 5, MAX_SAMPLES])
-def test_chunks_denoised_together_are_those_denoised_alone(family, rows, count):
-    engine = seeded_engine(family, rows)
-    dims = engine.dims
-    noise = np.random.default_rng(9).normal(size=(count, dims.horizon, dims.action_dim))
-    noise = noise.astype(np.float32)
-    changes = (
-        {'rows': {'state': np.array([[0.1] * 6, [0.7] * 6], np.float32)[:rows]}}
-        if family == 'pi0'
-        else {}
-    )
-    together = denoise(engine, replace(planned_rows(engine, rows, x=noise), **changes))
-    assert together.shape == noise.shape
-    alone = [denoise(engine, replace(planned_rows(engine, rows, x=x), **changes)) for x in noise]
-    np.testing.assert_allclose(together, alone, atol=2e-5)
-    assert np.ptp(together, axis=0).max() > 0.1, 'each noise gives its own chunk'
-
-
-def planned_rows(engine: TorchEngine, rows: int, **changes) -> StepInputs:
-    inputs = planned(engine)
-    return step_inputs(engine, rows, plan=inputs.plan, plan_weight=inputs.plan_weight, **changes)
-
-
-@families
-def test_velocities_of_several_noises_come_row_by_row(family):
-    engine = seeded_engine(family, rows=2)
-    dims = engine.dims
-    noise = np.random.default_rng(9).normal(size=(3, dims.horizon, dims.action_dim))
-    noise = noise.astype(np.float32)
-    engine.load_step_inputs(step_inputs(engine, 2, x=noise))
-    engine.step(0)
-    together = engine.read_velocity()
-    assert together.shape == (2, *noise.shape)
-    for n, x in enumerate(noise):
-        engine.load_step_inputs(step_inputs(engine, 2, x=x))
-        engine.step(0)
-        np.testing.assert_allclose(together[:, n], engine.read_velocity(), atol=2e-5)
-
-
-def test_one_noise_of_three_dimensions_is_that_noise_exactly():
-    engine = seeded_engine('pi05')
-    inputs = step_inputs(engine)
-    np.testing.assert_array_equal(
-        denoise(engine, step_inputs(engine, x=inputs.x[None]))[0], denoise(engine, inputs)
-    )
 
 
 # The tie through the Jacobian.
@@ -307,5 +255,4 @@ def test_a_chunk_that_is_wholly_known_is_at_flow_time_zero(family):
 
 def test_the_engine_says_what_it_can_do():
     engine = TorchEngine(seeded_network('pi05'))
-    assert engine.features == {'jacobian', 'action_time', 'overlap', 'packed'}
-    assert engine.slots == 2
+    assert engine.features == FEATURES['torch']

@@ -76,7 +76,7 @@ def test_chunks_of_the_cases_with_epilogues(path, b, asked):
     # The stream that the products overwrite is the prefix's own.
     assert all(map(torch.equal, given, before))
     x = case.tensors['noise'][b : b + 1]
-    prepared, step = fused.prepare_prefix(past, 1), DenoiseStep(fused)
+    prepared, step = fused.prepare_prefix(past), DenoiseStep(fused)
     for t in torch.tensor(flow_times(case.steps), dtype=torch.float32):
         conditioning = fused.split_conditioning(fused.time_conditioning(t[None]))
         dt, weights = torch.tensor(-1.0 / case.steps), torch.zeros(1, x.shape[1], 1)

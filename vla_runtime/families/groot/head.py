@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.attention import repeat_rows
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.groot.declaration import BUCKETS, DIT_CODE, PERIODS, SLACK, UNIT
 from vla_runtime.families.groot.dimensions import HeadDims
@@ -125,16 +124,10 @@ class GrootHead(FlowNetwork):
 
         GR00T's own velocity points from noise to actions; this is its negative.
         """
-        state = rows['state']
-        shared = max(1, x.shape[0] // state.shape[0])
-        memories = {
-            block: tuple(repeat_rows(tensor, shared) for tensor in memory)
-            for block, memory in self.memories(past).items()
-        }
         tokens, modulations = self.embed_tokens(
-            x, self.encode_state(repeat_rows(state, shared)), conditioning
+            x, self.encode_state(rows['state']), conditioning
         )
-        return self.decode(tokens, modulations, cast(dict[int, KeyValues], memories))
+        return self.decode(tokens, modulations, self.memories(past))
 
     def embed_tokens(
         self, x: Tensor, state: Tensor, conditioning: Tensor

@@ -18,8 +18,8 @@ def test_a_velocity_is_that_of_norms_one_by_one(family, dtype, monkeypatch):
     network = tiny(family, dtype)
     with torch.inference_mode():
         one_by_one = FUSED[family](network, True)
-        expected, _ = velocity_of(one_by_one, prefix_of(one_by_one, 2), samples=2)
+        expected, _ = velocity_of(one_by_one, prefix_of(one_by_one, 2))
         monkeypatch.setattr(fused, 'norms_at_once', lambda x: True)
         at_once = FUSED[family](network, True)
-        found, _ = velocity_of(at_once, prefix_of(at_once, 2), samples=2)
+        found, _ = velocity_of(at_once, prefix_of(at_once, 2))
     assert relative_error(found, expected) <= BOUNDS[dtype]

@@ -74,7 +74,7 @@ def test_every_prefix_step_and_chunk_of_the_cases_is_that_with_masks(path, b):
     for fused in both(network):
         past = fused.prefix(fused.vision(pixels), image_mask, **rows)
         x, states = case.tensors['noise'][b : b + 1], []
-        prepared, step = fused.prepare_prefix(past, 1), DenoiseStep(fused)
+        prepared, step = fused.prepare_prefix(past), DenoiseStep(fused)
         for t in torch.tensor(flow_times(case.steps), dtype=torch.float32):
             conditioning = fused.split_conditioning(fused.time_conditioning(t[None]))
             dt, weights = torch.tensor(-1.0 / case.steps), torch.zeros(1, x.shape[1], 1)
@@ -93,21 +93,17 @@ def test_every_prefix_step_and_chunk_of_the_cases_is_that_with_masks(path, b):
 
 
 @families
-@pytest.mark.parametrize(
-    ('rows', 'samples'), thorough_but([(1, 1), (2, 3)], [(1, 1), (2, 1), (1, 3), (2, 3)])
-)
+@pytest.mark.parametrize('rows', [1, 2])
 @pytest.mark.parametrize(('dtype', 'bound'), [(torch.float32, BOUND), (torch.bfloat16, 5e-2)])
-def test_rows_of_different_lengths_and_samples_are_those_with_masks(
-    family, rows, samples, dtype, bound
-):
+def test_rows_of_different_lengths_are_those_with_masks(family, rows, dtype, bound):
     masked, packed = both(tiny(family, dtype))
     expected, found = (prefix_of(fused, rows) for fused in (masked, packed))
     lengths = found['prefix_mask'].sum(dim=1)
     assert rows == 1 or lengths[0] != lengths[1]
     for name in expected:
         assert relative_error(found[name].float(), expected[name].float()) <= bound, name
-    ours, _ = velocity_of(packed, expected, samples)
-    theirs, _ = velocity_of(masked, expected, samples)
+    ours, _ = velocity_of(packed, expected)
+    theirs, _ = velocity_of(masked, expected)
     assert relative_error(ours, theirs) <= bound
 
 
