@@ -45,9 +45,7 @@ def prefix_of(
     return dict(fused.prefix(fused.vision(pixels), seen, **given))
 
 
-def velocity_of(
-    fused: Any, past: Mapping[str, Tensor], into: Any = None
-) -> tuple[Tensor, Any]:
+def velocity_of(fused: Any, past: Mapping[str, Tensor], into: Any = None) -> tuple[Tensor, Any]:
     """Velocity of random actions over a prefix, and what was laid out."""
     generator = torch.Generator().manual_seed(9)
     dims, rows = fused.dims, len(past['prefix_mask'])

@@ -12,7 +12,6 @@ from contract_cases import Entry, assert_close, bound_of, entries, image_tokens_
 from family_contracts import contracts
 from fused_networks import tiny
 from network_cases import denoised, largest_error, relative_error
-from thorough import thorough_but
 from tiny_policy import tiny_dims
 from torch import Tensor
 

@@ -6,9 +6,9 @@ Invariants:
 - The prefix engine's output buffers are the expert's input buffers: nothing is copied between
   `encode_prefix` and `run_steps`.
 - `encode_image` writes the image tokens of one camera of one session only, `encode_prefix` one slot
-  of one number of rows only, without selecting it (`use_prefix` does). So an encoding stays until it
-  is overwritten; the prefix cache relies on it. Slots 0 and 1 are of session 0, 2 and 3 of session
-  1, and so on.
+  of one number of rows only, without selecting it (`use_prefix` does). So an encoding stays until
+  it is overwritten; the prefix cache relies on it. Slots 0 and 1 are of session 0, 2 and 3 of
+  session 1, and so on.
 - One engine belongs to one thread at a time; with the feature `overlap` one thread may encode into
   one slot while another denoises over the other.
 """
@@ -243,15 +243,16 @@ class BatchEngine(PolicyEngine, Protocol):
 
     def denoise_together(
         self, places: Sequence[PrefixSlot], inputs: Sequence[StepInputs]
-    ) -> list[np.ndarray]:
+    ) -> tuple[list[np.ndarray], int]:
         """Run all steps of the schedule for several requests.
 
-        In float32 on a CPU each result is bit for bit that of the request alone.
+        On a CPU each result is bit for bit that of the request alone: where this processor's
+        products do not keep to that, the requests run one after the other.
 
         Args:
             places: rows and slot of each request's prefix, all of as many rows.
             inputs: of each request; neither `jacobian` nor `clean_actions`.
 
         Returns:
-            x (H, A) float32 of each request after the last step
+            x (H, A) float32 of each request after the last step, and how many ran together
         """

@@ -81,9 +81,7 @@ class FusedFlow(FlowNetwork):
         return None if self._static_shapes else used_tokens(mask)
 
     @staticmethod
-    def _of_kind(
-        past: Mapping[str, Tensor], kind: str, used: Tensor | None
-    ) -> Past | None:
+    def _of_kind(past: Mapping[str, Tensor], kind: str, used: Tensor | None) -> Past | None:
         """Keys and values of the layers of a kind, of the tokens in use."""
         if f'{kind}_key' not in past:
             return None

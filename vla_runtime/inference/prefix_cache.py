@@ -31,7 +31,6 @@ CacheMode = Literal['exact', 'bounded', 'off']
 Clock = Literal['stamps', 'steady']
 
 
-
 @dataclass(frozen=True)
 class CachePolicy:
     """Cache settings; by default only equal inputs are reused."""
@@ -222,9 +221,7 @@ class PrefixCache:
                 self._prefixes[rows, slot] = replace(entry, latest=False)
         return chosen
 
-    def encode_prefix(
-        self, inputs: PrefixInputs, policy: CachePolicy, slot: int
-    ) -> CacheOutcome:
+    def encode_prefix(self, inputs: PrefixInputs, policy: CachePolicy, slot: int) -> CacheOutcome:
         """Bring the prefix of these prompt rows into a slot of the engine.
 
         Call after `encode_images`. Does not change the prefix that the engine denoises over.

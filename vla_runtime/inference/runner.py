@@ -189,14 +189,14 @@ class ChunkRunner:
         engine = cast(BatchEngine, self._engine)
         requests = [one.request for one in encoded]
         engine.set_schedule(*requests[0].schedule)
-        chunks = engine.denoise_together(
+        chunks, together = engine.denoise_together(
             [one.places[0] for one in encoded], [request.inputs for request in requests]
         )
         for request, chunk in zip(requests, chunks, strict=True):
             chunk[request.clamped] = request.inputs.plan[request.clamped]
             request.clock.mark('denoise')
         runs = {'expert': len(requests[0].times)}
-        return [DenoisedChunk(chunk, runs, together=len(encoded)) for chunk in chunks]
+        return [DenoisedChunk(chunk, runs, together) for chunk in chunks]
 
     def _read_answer(
         self,

@@ -20,8 +20,12 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan, Observation, Reuse
 
-INSTRUCTIONS = ('pick up the red cup', 'go', 'push the long green box to the left of the table')
-TAGGED = [name for name in TINY_FAMILIES if tiny_spec(name).prompt is not None]
+INSTRUCTIONS = ('pick up the red cup', 'go', 'push the green box left')
+TAGGED = [
+    name
+    for name in TINY_FAMILIES
+    if tiny_spec(name).prompt is not None and find_family(name).head == 'flow'
+]
 
 
 @pytest.fixture(scope='module')
@@ -46,7 +50,7 @@ def seen_by(robot: int, turn: int) -> Observation:
 
 def plan_of(seen: Observation, delay: int) -> CommittedPlan:
     rows = seen.state + np.linspace(0.0, 0.4, 8, dtype=np.float32)[:, None]
-    return CommittedPlan(rows.astype(np.float32), delay)
+    return CommittedPlan(rows.astype(np.float32), delay, 4)
 
 
 def alone(policy: Policy, requests: Sequence[Request]) -> list[np.ndarray]:
@@ -78,7 +82,8 @@ def test_chunks_of_a_batch_are_bit_for_bit_those_of_each_request_alone(family, c
             zip(found, alone(single, swapped), strict=True)
         ):
             assert np.array_equal(chunk.actions, expected), (turn, robot)
-            assert (report.number, report.together) == (turn, count)
+            assert report.number == turn
+            assert report.together in (1, count)
             hit = turn == 1 and robot % 2 == 1
             assert all(one.reuse is Reuse.HIT for one in report.cache.prefixes) is hit
     chunks = [chunk.actions for chunk, _ in found]
@@ -89,16 +94,12 @@ def test_chunks_of_a_batch_are_bit_for_bit_those_of_each_request_alone(family, c
 def test_guided_requests_and_unguided_ones_are_each_what_they_are_alone(family, bundles):
     shared, single = (Policy.load(bundles(family, tagged=True), 'torch') for _ in range(2))
     betas = (1.0, 2.0, 1.7, 1.0, 2.5)
-    if not find_family(family).takes_steps:
-        betas = (1.0,) * 5
     requests = [
         Request(seen_by(robot, 0), session, PolicySettings(cfg_beta=beta), number=7 + robot)
         for robot, (session, beta) in enumerate(zip(robots(shared, 5), betas, strict=True))
     ]
     swapped = [replace(request, session=None) for request in requests]
-    for found, expected in zip(
-        together(shared, requests), alone(single, swapped), strict=True
-    ):
+    for found, expected in zip(together(shared, requests), alone(single, swapped), strict=True):
         assert np.array_equal(found, expected)
 
 
@@ -135,10 +136,30 @@ def test_one_bad_request_fails_alone_and_changes_nothing(bundles):
     )
     with pytest.raises(ValueError, match='state'):
         futures[1].result()
-    expected = alone(other, [Request(seen_by(n, 0), s) for n, s in zip((0, 2), robots(other, 2))])
+    expected = alone(
+        other, [Request(seen_by(n, 0), s) for n, s in zip((0, 2), robots(other, 2), strict=True)]
+    )
     for future, chunk in zip((futures[0], futures[2]), expected, strict=True):
         assert np.array_equal(future.result()[0].actions, chunk)
     assert (first.number, bad.number, last.number) == (1, 0, 1)
+
+
+def test_where_products_do_not_keep_their_bits_requests_run_one_after_the_other(
+    bundles, monkeypatch
+):
+    policy, single = (Policy.load(bundles('pi05'), 'torch') for _ in range(2))
+    run = policy._engine._join_and_run
+    monkeypatch.setattr(
+        policy._engine,
+        '_join_and_run',
+        lambda places, inputs: [np.nextafter(x, 9.0, dtype=x.dtype) for x in run(places, inputs)],
+    )
+    requests = [Request(seen_by(n, 0), s, number=n) for n, s in enumerate(robots(policy, 2))]
+    expected = alone(single, [replace(request, session=None) for request in requests])
+    for _ in range(2):
+        for (chunk, report), one in zip(policy.infer_batch(requests), expected, strict=True):
+            assert np.array_equal(chunk.actions, one)
+            assert report.together == 1
 
 
 def test_an_engine_that_fails_fails_the_requests_of_its_group_alone(bundles, monkeypatch):
@@ -213,9 +234,7 @@ def test_with_shapes_that_a_graph_can_hold_a_batch_is_within_rounding(family, bu
     for turn in range(2):
         requests = [Request(seen_by(n, turn), one, number=n) for n, one in enumerate(sessions)]
         swapped = [replace(request, session=None) for request in requests]
-        for found, expected in zip(
-            together(shared, requests), alone(single, swapped), strict=True
-        ):
+        for found, expected in zip(together(shared, requests), alone(single, swapped), strict=True):
             bound = 1e-5 * max(1.0, float(np.abs(expected).max()))
             assert np.abs(found - expected).max() <= bound
 

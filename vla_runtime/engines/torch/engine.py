@@ -46,6 +46,7 @@ from vla_runtime.engines.torch.cuda_graph import (
     vision_of,
 )
 from vla_runtime.engines.triton_option import OFF
+from vla_runtime.families.blocks.layers import batch_of
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.families.traced_shapes import trace_shapes
@@ -101,6 +102,7 @@ def write_padded(tensor: Tensor, buffer: Tensor) -> None:
 
 # --------------------------------------------------------------------------------------------------
 
+
 class TorchEngine:
     """Vision, prefix and expert of one policy in PyTorch (see `protocol.PolicyEngine`).
 
@@ -144,8 +146,7 @@ class TorchEngine:
         self._plan = torch.zeros(1, *chunk, device=device)
         self._clean = torch.zeros(dims.horizon, 1, dtype=torch.bool, device=device)
         self._buffers = {
-            r: RowBuffers(network, self._shapes, r, device)
-            for r in range(1, max_rows + 1)
+            r: RowBuffers(network, self._shapes, r, device) for r in range(1, max_rows + 1)
         }
         # By length of the prompt, shortest first.
         self._prefix_inputs = inputs_by_length(network.family, dims, static_shapes)
@@ -154,7 +155,9 @@ class TorchEngine:
         # By place and class of the layers; only the denoising stream reads and writes them.
         self._prepared: dict[tuple[PrefixSlot, Any], PreparedPrefix] = {}
         # By number of rows of each request, and of requests: their prefixes side by side.
-        self._gathered: dict[PrefixSlot, PreparedPrefix] = {}
+        self._gathered: dict[tuple[int, int], PreparedPrefix] = {}
+        # Whether so many requests together keep their bits, where that was tried.
+        self._exact: dict[tuple[int, int], bool] = {}
         # Settings of the denoise loop, with the rows and slot that it denoises over.
         self._variant = Variant()
         self._schedules: Schedules[Schedule] = Schedules()
@@ -290,33 +293,70 @@ class TorchEngine:
         with self._denoising():
             return self._buffers[self._variant.rows].velocity.cpu().numpy().copy()
 
-    @torch.inference_mode()
     def denoise_together(
         self, places: Sequence[PrefixSlot], inputs: Sequence[StepInputs]
+    ) -> tuple[list[np.ndarray], int]:
+        if captures_graphs(self._device):
+            return self._replay_together(places, inputs), len(places)
+        key = places[0][0], len(places)
+        exact = self._exact.get(key)
+        if exact is not False:
+            found = self._join_and_run(places, inputs)
+        if not exact:
+            alone = [self._run_alone(*one) for one in zip(places, inputs, strict=True)]
+        if exact is None:
+            # The first time of so many: whether products of their rows keep each row's bits.
+            self._exact[key] = exact = all(map(np.array_equal, found, alone))
+        return (found, len(places)) if exact else (alone, 1)
+
+    def _run_alone(self, place: PrefixSlot, inputs: StepInputs) -> np.ndarray:
+        self.use_prefix(*place)
+        self.load_step_inputs(inputs)
+        self.run_steps()
+        return self.read_x()
+
+    @torch.inference_mode()
+    def _join_and_run(
+        self, places: Sequence[PrefixSlot], inputs: Sequence[StepInputs]
     ) -> list[np.ndarray]:
-        schedule, rows, count = self._schedules.require(), places[0][0], len(places)
-        if static := captures_graphs(self._device):
-            # A graph for each power of two; the first request fills what is left.
-            count = 1 << (count - 1).bit_length()
-            places = [*places, *[places[0]] * (count - len(places))]
-        with self._denoising(*dict.fromkeys(places)):
-            batch = schedule.batches.get((rows, count))
-            if batch is None:
-                batch = RequestBatch(
-                    self._fused, len(schedule.times), rows, count, self._device
-                )
-                schedule.batches[rows, count] = batch
+        """Run the steps over prefixes that are read where they lie."""
+        schedule = self._schedules.require()
+        batch = self._batch(schedule, places[0][0], len(places))
+        batch.load(inputs)
+        own = type(self._fused).expert_type
+        prepared = [self._prepare(place, own).value for place in places]
+        axes = {name: tensor.row_axis for name, tensor in self._shapes.past.items()}
+        with batch_of(len(places)):
+            self._run_together(schedule, batch, self._fused.join_prefixes(prepared, axes))
+        return list(batch.x.numpy().copy())
+
+    @torch.inference_mode()
+    def _replay_together(
+        self, places: Sequence[PrefixSlot], inputs: Sequence[StepInputs]
+    ) -> list[np.ndarray]:
+        """Replay the steps over prefixes that are copied beside each other.
+
+        There is a graph for each power of two; the first request fills what is left.
+        """
+        schedule, rows = self._schedules.require(), places[0][0]
+        count = 1 << (len(places) - 1).bit_length()
+        filled = [*places, *[places[0]] * (count - len(places))]
+        with self._denoising(*places):
+            batch = self._batch(schedule, rows, count)
             batch.load(inputs)
-            if static:
-                past = self._gather(places)
-                if batch.work is None:
-                    batch.work = self._graphed(
-                        'denoise', partial(self._run_together, schedule, batch, past)
-                    )
-                batch.work.run()
-            else:
-                self._run_together(schedule, batch, self._join(places))
-            return list(batch.x[: len(inputs)].cpu().numpy().copy())
+            past = self._gather(filled)
+            if batch.work is None:
+                work = partial(self._run_together, schedule, batch, past)
+                batch.work = self._graphed('denoise', work)
+            batch.work.run()
+            return list(batch.x[: len(places)].cpu().numpy().copy())
+
+    def _batch(self, schedule: Schedule, rows: int, count: int) -> RequestBatch:
+        if (rows, count) not in schedule.batches:
+            schedule.batches[rows, count] = RequestBatch(
+                self._fused, len(schedule.times), rows, count, self._device
+            )
+        return schedule.batches[rows, count]
 
     def _run_together(self, schedule: Schedule, batch: RequestBatch, past: Any) -> None:
         batch.x.copy_(batch.noise)
@@ -332,13 +372,6 @@ class TorchEngine:
                 batch.head_inputs,
             )
             batch.x.copy_(x_next)
-
-    def _join(self, places: Sequence[PrefixSlot]) -> Any:
-        """Return the prefixes in these slots as rows of one, read where they lie."""
-        own = type(self._fused).expert_type
-        prepared = [self._prepare(place, own).value for place in places]
-        axes = {name: tensor.row_axis for name, tensor in self._shapes.past.items()}
-        return self._fused.join_prefixes(prepared, axes)
 
     def _gather(self, places: Sequence[PrefixSlot]) -> Any:
         """Copy the prefixes in these slots beside each other, where a graph reads them."""

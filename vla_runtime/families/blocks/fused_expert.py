@@ -116,8 +116,12 @@ class FusedExpert:
         self._x, self._normed = (empty(batch, tokens, width) for _ in range(2))
         self._inverse = empty(batch, tokens, 1)
         # The mean of squares is a product: a third of the time of a sum over a short row.
-        self._squares, self._means = self._normed.view(-1, width), self._inverse.view(-1, 1)
-        self._ones = torch.ones_like(self._means)
+        # Request by request: a CPU takes the rows of this product in fours, and what is left over
+        # in another way.
+        rows = batch * tokens // self._requests
+        squares, means = self._normed.view(-1, width), self._inverse.view(-1, 1)
+        self._means = [*zip(squares.split(rows), means.split(rows), strict=True)]
+        self._ones = torch.ones_like(self._means[0][1])
         self._average = self._ones.new_full((width, 1), 1 / width)
         # Both ends of a product, as tensors and as matrices.
         self._operand = self._normed if self._exact else self._normed.to(dtype)
@@ -152,8 +156,9 @@ class FusedExpert:
             fused.normalise(self._x, scale, modulation, epsilon, self._operand)
             return
         torch.mul(self._x, self._x, out=self._normed)
-        torch.addmm(self._ones, self._squares, self._average, beta=epsilon, out=self._means)
-        self._means.rsqrt_()
+        for squares, means in self._means:
+            torch.addmm(self._ones, squares, self._average, beta=epsilon, out=means)
+        self._inverse.rsqrt_()
         torch.mul(self._x, self._inverse, out=self._normed)
         if modulation is not None:
             torch.addcmul(modulation[1], self._normed, modulation[0], out=self._normed)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import attend, images_of_rows, rotary
 from vla_runtime.families.blocks.interleaving import images_in_text
-from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
+from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention, by_request
 from vla_runtime.families.blocks.llama import Llama
 from vla_runtime.families.blocks.siglip import GeluMlp, GeluVisionBlock, PatchEmbedding
 from vla_runtime.families.evo1.declaration import ROWS, TOLERANCE, Evo1Dims
@@ -263,8 +263,8 @@ class Evo1(FlowNetwork):
         for layer, block in enumerate(self.layers):
             key, value = past['cross_key'][layer], past['cross_value'][layer]
             h = block(h, key, value, mask[:, None], time)
-        pooled = self.pool(self.norm(h).reshape(batch, -1)).float()
-        velocity = self.velocity_head(pooled).view(batch, dims.horizon, dims.action_dim)
+        pooled = by_request(self.pool, self.norm(h).reshape(batch, -1)).float()
+        velocity = by_request(self.velocity_head, pooled).view(batch, dims.horizon, dims.action_dim)
         # Evo-1's velocity points from noise to actions.
         return torch.where(real, -velocity, 0.0)
 

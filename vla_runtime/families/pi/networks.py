@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,7 +21,7 @@ from vla_runtime.families.blocks.fused import encode_stack, normalise
 from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.families.blocks.fused_lengths import Kernel, flash
 from vla_runtime.families.blocks.gemma import AdaptiveRMSNorm, Gemma, Modulation, split_modulations
-from vla_runtime.families.blocks.layers import Apply, apply
+from vla_runtime.families.blocks.layers import Apply, apply, by_request
 from vla_runtime.families.blocks.siglip import VisionEncoder
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.fused_flow import FusedFlow
@@ -236,7 +237,8 @@ class Pi0(PiNetwork):
         actions = mix_time(
             self.action_time_in, self.action_time_out, embedded, conditioning
         ).expand(state.shape[0], -1, -1)
-        return torch.cat([linear(self.state_projection, state)[:, None], actions], dim=1)
+        token = by_request(partial(linear, self.state_projection), state)
+        return torch.cat([token[:, None], actions], dim=1)
 
     def suffix_mask(self, device: torch.device) -> Tensor:
         tokens = self.dims.horizon + 1

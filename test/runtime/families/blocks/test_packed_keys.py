@@ -20,7 +20,6 @@ from network_cases import (
 )
 from plain_lengths import attend_by_lengths
 from smolvla_cases import load_smolvla_case
-from thorough import thorough_but
 from tiny_policy import tiny_dims
 from torch import Tensor
 
