@@ -126,8 +126,9 @@ class GrootHead(FlowNetwork):
 
         GR00T's own velocity points from noise to actions; this is its negative.
         """
+        memories = self.memories(past)
         tokens, modulations = self.embed_tokens(x, self.encode_state(rows['state']), conditioning)
-        return self.decode(tokens, modulations, self.memories(past))
+        return self.decode(tokens, modulations, memories)
 
     def embed_tokens(
         self, x: Tensor, state: Tensor, conditioning: Tensor
