@@ -286,7 +286,7 @@ def test_buffers_stay_where_they_are():
 
     def addresses() -> list[int]:
         (vision,) = runner._vision.values()
-        own = [runner._image_tokens, runner._plan, vision.pixels, *runner._x]
+        own = [*runner._image_tokens, runner._plan, vision.pixels, *runner._x]
         rows = [
             item
             for r in runner._rows.values()
@@ -306,9 +306,9 @@ def test_buffers_stay_where_they_are():
 def test_one_camera_leaves_the_tokens_of_the_other_alone():
     runner = engine()
     runner.encode_image(0, np.full((3, 28, 28), 0.5, dtype=np.float32))
-    before = runner._image_tokens.read()
+    before = runner._image_tokens[0].read()
     runner.encode_image(1, np.full((3, 28, 28), -0.5, dtype=np.float32))
-    after = runner._image_tokens.read()
+    after = runner._image_tokens[0].read()
     np.testing.assert_array_equal(after[0], before[0])
     assert not np.array_equal(after[1], before[1])
 
@@ -327,7 +327,7 @@ def test_another_schedule_and_back_gives_the_first_chunk_again():
 
 def test_what_only_torch_can_do_is_refused():
     runner = engine()
-    assert runner.features == {'overlap'}
+    assert runner.features == {'overlap', 'sessions'}
     with pytest.raises(ValueError, match='jacobian'):
         runner.load_step_inputs(replace(inputs(), jacobian=True))
 

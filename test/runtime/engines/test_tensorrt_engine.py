@@ -413,12 +413,9 @@ def test_what_this_backend_cannot_do_is_refused(machine):
     engine = here.load()
     assert engine.features == frozenset()
     inputs = step_inputs(engine, 1, seed=1)
-    several = StepInputs(
-        np.stack([inputs.x] * 2), inputs.row_weight, inputs.plan, inputs.plan_weight
-    )
     engine.set_schedule(flow_times(STEPS), -1 / STEPS)
-    with pytest.raises(ValueError, match='chunk'):
-        engine.load_step_inputs(several)
+    with pytest.raises(ValueError, match='Jacobian'):
+        engine.load_step_inputs(replace(inputs, jacobian=True))
 
 
 def test_a_setting_that_it_cannot_serve_is_refused_with_the_backends_that_can(machine):

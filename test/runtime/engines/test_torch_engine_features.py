@@ -233,7 +233,7 @@ def test_per_action_time_equals_the_networks_own(family):
     inputs = step_inputs(engine)
     got = velocity_of(engine, 1, clean_actions=known)
     buffers = engine._buffers[1]
-    past = network.prefix(engine._image_tokens, engine._image_mask, **buffers.prefix_inputs)
+    past = network.prefix(engine._image_tokens[0], engine._image_mask, **buffers.prefix_inputs)
     times = torch.tensor([0.0 if i < known else 0.75 for i in range(engine.dims.horizon)])
     conditioning = torch.cat([network.time_conditioning(t[None]) for t in times])[None]
     rows = {name: torch.from_numpy(value) for name, value in inputs.rows.items()}
