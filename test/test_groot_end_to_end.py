@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 from groot_folders import CAMERAS, JOINTS, write_groot_folder
-from network_cases import relative_error
+from network_cases import denoised, relative_error
 from safetensors.torch import load_file
 
 from vla_runtime.cli.main import main
 from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.flow_step import DenoiseStep
-from vla_runtime.inference.denoise import flow_times
 from vla_runtime.policy import Policy
 from vla_runtime.processing.plain_images import stretched
 from vla_runtime.types import Observation
@@ -75,7 +73,6 @@ def by_hand(bundle, spec, seen: Observation, noise: np.ndarray) -> np.ndarray:
     tokens = torch.tensor([ids])
     # Without any padding.
     network.dims = replace(spec.dims, prompt_length=len(ids))
-    step, x = DenoiseStep(network), torch.from_numpy(noise)[None]
     with torch.inference_mode():
         past = network.prefix(
             network.vision(pixels),
@@ -83,19 +80,8 @@ def by_hand(bundle, spec, seen: Observation, noise: np.ndarray) -> np.ndarray:
             tokens=tokens,
             token_mask=torch.ones_like(tokens, dtype=torch.bool),
         )
-        for t in torch.tensor(flow_times(4), dtype=torch.float32):
-            x, _ = step(
-                x,
-                past,
-                network.time_conditioning(t[None]),
-                t,
-                torch.tensor(-0.25),
-                torch.ones(1),
-                torch.zeros_like(x),
-                torch.zeros(1, x.shape[1], 1),
-                {'state': state},
-            )
-    return x[0].numpy()
+        steps = denoised(network, past, torch.from_numpy(noise)[None], 4, rows={'state': state})
+    return steps[-1][0][0].numpy()
 
 
 def test_a_chunk_equals_the_network_s_on_inputs_made_by_hand(bundle, policy):

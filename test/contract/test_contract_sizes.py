@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from contract_cases import each_family, of_cases
+from contract_cases import each_family, of_cases, sizes_of
 from family_contracts import contract_of
 from network_cases import relative_error
 from safetensors.torch import save_file
@@ -39,15 +39,12 @@ def test_an_empty_network_has_the_names_and_shapes_of_a_real_one(family: str):
     assert {value.device.type for value in empty.values()} == {'meta'}
 
 
-@pytest.mark.parametrize(
-    ('family', 'variant'),
-    of_cases(lambda contract: {'tiny': contract.tiny(8)} | dict(contract.variants)),
-)
+@pytest.mark.parametrize(('family', 'variant'), of_cases(sizes_of))
 def test_policy_yaml_keeps_every_size_and_the_prefix_hands_over_what_is_declared(
     family: str, variant: str
 ):
     contract = contract_of(family)
-    dims = ({'tiny': contract.tiny(8)} | dict(contract.variants))[variant]
+    dims = sizes_of(contract)[variant]
     spec = tiny_spec(family)
     if dims.cameras == len(spec.cameras):
         assert parse_spec(dump_spec(replace(spec, dims=dims))).dims == dims

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_folders import edit_config, edit_json, edit_tensors, write_sparse_checkpoint
+from checkpoint_folders import (
+    edit_config,
+    edit_json,
+    edit_tensors,
+    full_size_shapes,
+    write_sparse_checkpoint,
+)
 from safetensors.torch import load_file
 from tiny_policy import tokenizer_of
 
@@ -70,49 +76,9 @@ def test_no_expert_layer_may_attend_to_itself(folder, every):
     assert dims.self_layers == () and dims.cross_layers == (0, 1, 2, 3)
 
 
-def their_name(name: str) -> str:
-    """LeRobot's name of one of our tensors."""
-    stacks = {
-        'vision.': 'vlm_with_expert.vlm.model.vision_model.',
-        'language.': 'vlm_with_expert.vlm.model.text_model.',
-        'expert.': 'vlm_with_expert.lm_expert.',
-    }
-    parts = {
-        'vision_model.projector': 'connector.modality_projection.proj',
-        'action_time_in': 'action_time_mlp_in',
-        'action_time_out': 'action_time_mlp_out',
-        'action_in': 'action_in_proj',
-        'action_out': 'action_out_proj',
-        'state_projection': 'state_proj',
-        'text_model.embedding': 'text_model.embed_tokens',
-        'input_norm': 'input_layernorm',
-        'post_norm': 'post_attention_layernorm',
-        '.norm1': '.layer_norm1',
-        '.norm2': '.layer_norm2',
-        'vision_model.norm': 'vision_model.post_layernorm',
-        'vision_model.patch_embedding': 'vision_model.embeddings.patch_embedding',
-        'vision_model.position_embedding': 'vision_model.embeddings.position_embedding.weight',
-        'vision_model.blocks': 'vision_model.encoder.layers',
-        '.blocks.': '.layers.',
-    }
-    ours = name
-    for stack, theirs in stacks.items():
-        if name.startswith(stack):
-            name = theirs + name.removeprefix(stack)
-    for part, theirs in parts.items():
-        if not (part in ('action_in', 'action_out') and 'time' in name):
-            name = name.replace(part, theirs, 1)
-    out = 'out_proj' if ours.startswith('vision.') else 'o_proj'
-    name = re.sub(r'attention\.([qkv])\b', r'self_attn.\1_proj', name)
-    name = name.replace('attention.out', f'self_attn.{out}')
-    return 'model.' + re.sub(r'mlp\.(gate|up|down)\b', r'mlp.\1_proj', name)
-
-
 def test_a_full_size_policy_is_planned_without_reading_its_weights(folder, capsys):
-    shapes = weight_shapes('smolvla', SMOLVLA)
-    write_sparse_checkpoint(
-        folder / 'model.safetensors', {their_name(name): shape for name, shape in shapes.items()}
-    )
+    path = folder / 'model.safetensors'
+    write_sparse_checkpoint(path, full_size_shapes('smolvla', NAMES, load_file(path)))
     camera = {'type': 'VISUAL', 'shape': [3, 480, 640]}
     edit_json(
         folder / 'config.json',

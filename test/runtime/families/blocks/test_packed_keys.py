@@ -13,6 +13,7 @@ import torch
 from fused_networks import FUSED, inputs_of_case, prefix_of, tiny, velocity_of
 from network_cases import (
     ReferenceCase,
+    denoised,
     each_entry,
     load_network_case,
     random_network,
@@ -25,10 +26,8 @@ from tiny_policy import tiny_dims
 from torch import Tensor
 
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.pi.networks import FusedPi
 from vla_runtime.families.smolvla.networks import FusedSmolVla
-from vla_runtime.inference.denoise import flow_times
 
 pytestmark = pytest.mark.cases
 
@@ -73,15 +72,9 @@ def test_every_prefix_step_and_chunk_of_the_cases_is_that_with_masks(path, b):
     found = []
     for fused in both(network):
         past = fused.prefix(fused.vision(pixels), image_mask, **rows)
-        x, states = case.tensors['noise'][b : b + 1], []
-        prepared, step = fused.prepare_prefix(past, 1), DenoiseStep(fused)
-        for t in torch.tensor(flow_times(case.steps), dtype=torch.float32):
-            conditioning = fused.split_conditioning(fused.time_conditioning(t[None]))
-            dt, weights = torch.tensor(-1.0 / case.steps), torch.zeros(1, x.shape[1], 1)
-            x, velocity = step(
-                x, prepared, conditioning, t, dt, torch.ones(1), torch.zeros_like(x), weights, head
-            )
-            states += [x.clone(), velocity.clone()]
+        noise = case.tensors['noise'][b : b + 1]
+        steps = denoised(fused, past, noise, case.steps, rows=head)
+        states = [state for step in steps for state in step]
         found.append((past, states))
     (masked_past, masked), (packed_past, packed) = found
     for name, expected in masked_past.items():

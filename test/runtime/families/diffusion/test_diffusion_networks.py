@@ -73,50 +73,6 @@ def test_tables_of_the_schedules_equal_the_reference(path: Path):
 
 @pytest.mark.cases
 @entries
-def test_images_equal_the_reference_stage_by_stage(path: Path, b: int):
-    case = load_diffusion_case(path)
-    network, tensors = case.network, case.tensors
-    steps, cameras = case.description['n_obs_steps'], len(case.cameras)
-    pixels = case.pixels(b)
-    framed = network.vision.framing(pixels)
-    newest_first = list(reversed(range(steps)))
-    for place, at in enumerate(newest_first):
-        image = place * cameras
-        assert relative_error(pixels[image], tensors['image_0'][b, at]) <= 1e-6
-        assert relative_error(framed[image], tensors['model_image_0'][b, at]) <= BOUND
-        for camera in case.cameras:
-            encoder = (
-                network.vision.encoder if network.encoders is None else network.encoders[camera]
-            )
-            x = encoder.backbone.stem_map(framed[image + camera][None])
-            stages = [('stem', x)]
-            for number, stage in enumerate(encoder.backbone.stages, start=1):
-                for block in stage:
-                    x = block(x)
-                stages.append((f'layer{number}', x))
-            for name, found in stages if camera == 0 else ():
-                expected = tensors[f'backbone_{name}_0'][b, at]
-                assert relative_error(found[0], expected) <= BOUND, name
-            places = encoder.pool(x)[0]
-            assert relative_error(places, tensors[f'keypoints_{camera}'][b, at]) <= BOUND
-    features = network.image_features(case.image_tokens(b), case.visible())
-    for camera in case.cameras:
-        assert relative_error(features[:, camera], tensors[f'camera_features_{camera}'][b]) <= BOUND
-    observed = network.observation(features[None], case.rows(b)['state'])
-    assert relative_error(observed[0], tensors['global_cond'][b]) <= BOUND
-
-
-@pytest.mark.cases
-@cases
-def test_time_features_equal_the_reference(path: Path):
-    case = load_diffusion_case(path)
-    times = torch.arange(case.description['num_train_timesteps'], dtype=torch.float32)
-    found = case.network.unet.time_features(times)
-    assert relative_error(found, case.tensors['time_features_all']) <= BOUND
-
-
-@pytest.mark.cases
-@entries
 def test_every_step_of_every_sampler_equals_the_reference(path: Path, b: int):
     case = load_diffusion_case(path)
     past, tensors = case.prefix(b), case.tensors

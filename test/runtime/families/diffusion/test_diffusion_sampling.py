@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from paths import ROOT
+from thorough import thorough_but
 from tiny_policy import observation
 
 from vla_runtime.bundle.folder import read_bundle
@@ -60,7 +61,7 @@ def sample(kind, steps, predict, noise, clip):
 
 
 @pytest.mark.parametrize('kind', ['ddpm', 'ddim'])
-@pytest.mark.parametrize('steps', [100, 10, 5])
+@pytest.mark.parametrize('steps', thorough_but([10], [100, 10, 5]))
 def test_the_shipped_policy_is_sampled_by_the_schedulers_formula(kind, steps):
     bundle = read_bundle(BUNDLE)
     settings = PolicySettings(noise_scheduler=kind, denoise_steps=steps)
