@@ -12,22 +12,20 @@ import torch
 from checkpoint_folders import (
     edit_config,
     edit_tensors,
-    full_size_shapes,
-    write_sparse_checkpoint,
 )
 from evo1_cases import load_evo1_case
 from evo1_folders import options_of, write_folder
-from network_cases import each_entry, relative_error
+from network_cases import relative_error
 from reference_cases import shipped
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.checkpoints.reader import find_reader
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
-from vla_convert.readers.evo1 import NAMES, of_embodiment
+from vla_convert.readers.evo1 import of_embodiment
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.families.evo1.declaration import EVO1, Evo1Dims
+from vla_runtime.families.evo1.declaration import Evo1Dims
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
@@ -43,20 +41,6 @@ def folder(tmp_path) -> Path:
 
 def plan(folder: Path, options: ExportOptions | None = None) -> ExportPlan:
     return plan_export(folder, options or options_of(PATH, 0), default_name='tiny')
-
-
-@each_entry('evo1')
-def test_all_sizes_and_places_are_those_of_the_case(tmp_path, path, b):
-    folder = write_folder(tmp_path / 'policy', path, b)
-    case = load_evo1_case(path, b)
-    dims = plan_export(folder, options_of(path, b), default_name='tiny').spec.dims
-    assert isinstance(dims, Evo1Dims)
-    expected = case.network.dims
-    for name in (
-        *('vision', 'pixel_shuffle', 'language', 'head', 'vocabulary', 'cameras', 'image_places'),
-        *('horizon', 'action_dim', 'real_actions', 'state_dim', 'input_major'),
-    ):
-        assert getattr(dims, name) == getattr(expected, name), name
 
 
 def test_the_embodiment_of_the_folder_is_cut_out_of_all(tmp_path):
@@ -107,39 +91,6 @@ def test_a_folder_of_several_embodiments_gives_the_chunk_of_its_own(folder):
     write_export(plan(alone), alone / 'bundle')
     expected, _ = Policy.load(alone / 'bundle', backend='torch').infer(seen, noise=noise)
     assert relative_error(chunk.normalised, torch.from_numpy(expected.normalised)) <= 1e-5
-
-
-def test_a_full_size_policy_is_planned_without_reading_its_weights(folder):
-    path = folder / 'model.safetensors'
-    write_sparse_checkpoint(path, full_size_shapes('evo1', NAMES, load_file(path)))
-    edit_config(
-        folder,
-        chunk_size=50,
-        max_action_dim=24,
-        max_state_dim=24,
-        image_resolution=[448, 448],
-        num_heads=8,
-    )
-    for name in ('preprocessor_step_4_normalizer', 'postprocessor_step_0_unnormalizer'):
-        save_file(
-            {
-                f'{feature}.{kind}': torch.full((24,), value)
-                for feature in ('observation.state', 'action')
-                for kind, value in (('min', -1.0), ('max', 1.0))
-            },
-            folder / f'policy_{name}_processor.safetensors',
-        )
-    given = options_of(PATH, 0)
-    options = ExportOptions(
-        state_names=given.state_names,
-        action_names=given.action_names,
-        units=('rad',),
-        rate_hz=30.0,
-    )
-    dims = plan(folder, options).spec.dims
-    assert isinstance(dims, Evo1Dims)
-    for name in ('vision', 'pixel_shuffle', 'language', 'head', 'vocabulary', 'horizon'):
-        assert getattr(dims, name) == getattr(EVO1, name), name
 
 
 @pytest.mark.parametrize('file', ['mp_rank_00_model_states.pt', 'model.safetensors'])

@@ -54,12 +54,6 @@ def test_an_aloha_policy_has_three_cameras_25_actions_and_least_and_greatest_val
     assert np.abs(chunk.actions - actions.numpy()).max() <= 2e-5
 
 
-def test_what_nothing_reads_is_left_out(folder: Path):
-    tensors, d = plan(folder).tensors, description_of(PATH)
-    assert 'token_head.weight' not in tensors
-    assert f'vision.dino.blocks.{d["dino_depth"] - 1}.norm1.weight' not in tensors
-
-
 def test_an_adapter_that_is_not_merged_is_refused_with_what_mends_it(folder: Path):
     for path in folder.glob('model*'):
         path.unlink()

@@ -10,8 +10,12 @@ import pytest
 import torch
 from bitvla_cases import BitVlaCase, load_bitvla_case, unnormalised
 from network_cases import network_case_paths, relative_error
+from onnx import TensorProto
+from onnx_bundles import load_graph, tiny_onnx_bundle
+from tiny_policy import tiny_dims
 from torch import Tensor
 
+from vla_convert.export.onnx.ternary import ENDING
 from vla_convert.readers.bitvla import NAMES
 from vla_runtime.families.blocks.ternary import TernaryLinear, quantise_tokens, unpack
 
@@ -110,3 +114,15 @@ def test_actions(path: Path, request_number: int):
     assert np.abs(robot - tensors[f'actions_{request_number}'].numpy()).max() <= max(
         2 * TOLERANCE, 2 * error
     )
+
+
+def test_ternary_matrices_are_whole_numbers_in_the_files():
+    bundle = tiny_onnx_bundle('bitvla')
+    ternaries = [
+        item
+        for item in load_graph(bundle, 'prefix.onnx').graph.initializer
+        if item.name.endswith(ENDING)
+    ]
+    # Queries, keys and values are one product, and so are gate and up.
+    assert len(ternaries) == 4 * tiny_dims('bitvla').language.depth
+    assert {item.data_type for item in ternaries} == {TensorProto.INT8}
