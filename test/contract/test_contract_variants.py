@@ -1,16 +1,14 @@
 """Sizes and forms that no reference case has: each gives the numbers that it gave.
 
-`golden_variants.safetensors` has what two prompts of different lengths become, with all cameras
-and with one hidden. ACT's, Evo-1's and GR00T's were written while second networks in plain PyTorch,
-one prompt at a time without padding or cache, gave the same. Delete an entry and run the test to
-have it written anew; say then why the numbers are right.
+Recorded is what two prompts of different lengths become, with all cameras and with one hidden.
+Evo-1's and GR00T's second networks were plain PyTorch, one prompt at a time without padding or
+cache; ACT's was made of PyTorch's own layers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +18,13 @@ from family_contracts import contract_of
 from family_contracts.declaration import Case, FamilyContract
 from network_cases import relative_error
 from onnx_bundles import onnx_of_network
-from safetensors.torch import load_file, save_file
+from recorded_numbers import recorded
 from torch import Tensor
 
 from vla_convert.export.onnx.verification import verify_onnx
 from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.family.declaration import RowInput, image_sizes
 
-GOLDEN = Path(__file__).with_name('golden_variants.safetensors')
 BOUND = 2e-5
 EXPORTED = {
     ('evo1', 'four cameras'),
@@ -96,7 +93,6 @@ def case_of(family: str, dims: Any) -> Case:
 
 @pytest.mark.parametrize(('family', 'variant'), of_cases(sizes_to_run))
 def test_a_variant_gives_the_numbers_that_it_gave(family: str, variant: str):
-    key = f'{family}/{variant}'
     with torch.inference_mode():
         case = case_of(family, sizes_of(contract_of(family))[variant])
         masks = [case.image_mask]
@@ -112,11 +108,7 @@ def test_a_variant_gives_the_numbers_that_it_gave(family: str, variant: str):
                 for mask in masks
             ]
         )
-    golden = load_file(GOLDEN) if GOLDEN.exists() else {}
-    if key not in golden:
-        save_file({**golden, key: found}, GOLDEN)
-        pytest.fail(f'{GOLDEN.name} had no {key!r} and has it now: say why it is right')
-    expected = golden[key]
+    expected = recorded('variants', f'{family}/{variant}', found)
     for mask, ours, numbers in zip(masks, found, expected, strict=True):
         assert relative_error(ours, numbers) <= BOUND, mask
         assert relative_error(ours[0], ours[1]) > 50 * BOUND, 'the prompts differ'

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 from rtx_plans import GRAPHS, build, needs_rtx, targets_of, tiny_graphs, unplanned, wrong_products
+from thorough import thorough_but
 from tiny_policy import history_spec, write_tiny_policy
 
 from vla_convert.export.onnx.export import write_onnx
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 
-pytestmark = [needs_rtx, pytest.mark.parametrize('precision', ['float32', 'bfloat16'])]
+pytestmark = [
+    needs_rtx,
+    pytest.mark.parametrize('precision', thorough_but(['bfloat16'], ['float32', 'bfloat16'])),
+]
 SPECS = {
     'two frames': history_spec(2, separate_encoders=False),
     'encoders for each camera': history_spec(2, separate_encoders=True),

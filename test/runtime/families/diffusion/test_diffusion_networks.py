@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,12 @@ import torch
 from diffusion_cases import DiffusionCase, load_diffusion_case
 from network_cases import each_case, each_entry, relative_error
 from sampled_cases import Sampling
+from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.families.diffusion_network import advance
 from vla_runtime.family.noise_schedule import NoiseScheduler
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.policy import Policy
 
 # Relative to the largest value: float32's own noise is up to 1.5e-5 in the actions.
 BOUND = 5e-5
@@ -116,3 +120,25 @@ def test_numpy_updates_as_the_engines_do(path: Path, b: int):
             )
             found = in_numpy(x, mixed, update, noise, plan, weight)
             assert relative_error(found, theirs[0]) <= 1e-6
+
+
+def test_a_scheduler_that_is_set_is_that_of_a_policy_that_has_it(tmp_path: Path):
+    """What each sampler computes is held to the cases."""
+    specs = {}
+    for kind in ('ddpm', 'ddim'):
+        spec = tiny_spec('diffusion')
+        scheduler = replace(spec.dims.scheduler, kind=kind)
+        specs[kind] = replace(spec, dims=replace(spec.dims, scheduler=scheduler))
+        write_tiny_policy(tmp_path / kind, specs[kind])
+    chunks = {
+        (own, chosen): Policy.load(
+            tmp_path / own, settings=PolicySettings(noise_scheduler=chosen, denoise_steps=4)
+        )
+        .infer(observation())[0]
+        .normalised
+        for own in specs
+        for chosen in specs
+    }
+    for kind in specs:
+        assert np.array_equal(chunks['ddpm', kind], chunks['ddim', kind])
+    assert np.abs(chunks['ddpm', 'ddpm'] - chunks['ddpm', 'ddim']).max() > 1e-3
