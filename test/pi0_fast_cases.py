@@ -8,19 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from lerobot_folders import numbers_of, write_lerobot
-from network_cases import ReferenceCase, our_weights, vision_of_case
+from network_cases import ReferenceCase, load_case, vision_of_case
 from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.readers.pi0_fast import NAMES
 from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.pi0_fast.declaration import Pi0FastDims
 from vla_runtime.families.pi0_fast.networks import Pi0Fast
 from vla_runtime.processing.fast_tokens import FastScale, FastTokens
@@ -50,13 +49,6 @@ class Pi0FastCase(ReferenceCase):
         ours[0, :end] = tokens[:end]
         ours[0, end] = self.description['bos']
         return ours, torch.arange(len(tokens) + 1)[None] <= end
-
-    def past(self, b: int) -> Mapping[str, Tensor]:
-        """Outputs of the prefix network for a batch entry."""
-        pixels, seen = self.images(b)
-        tokens, mask = self.prompt(b)
-        image_tokens = self.network.vision(pixels)
-        return self.network.prefix(image_tokens, seen, tokens=tokens, token_mask=mask)
 
     def places(self, b: int) -> Tensor:
         """Places of the reference's prefix in the order of ours, those that are valid."""
@@ -108,12 +100,7 @@ def dims_of_case(d: Mapping[str, Any]) -> Pi0FastDims:
 
 @lru_cache(maxsize=4)
 def load_pi0_fast_case(path: Path) -> Pi0FastCase:
-    """Read a case and load its weights under our names, every one of them."""
-    d = json.loads(path.read_text())
-    network = cast(Pi0Fast, build_network('pi0_fast', dims_of_case(d)))
-    network.load_state_dict(our_weights(path, NAMES))
-    network.eval().requires_grad_(False)
-    return Pi0FastCase(d, load_file(path.with_suffix('.case.safetensors')), network, path)
+    return load_case(path, Pi0FastCase, 'pi0_fast', dims_of_case, NAMES, path)
 
 
 def write_folder(target: Path, path: Path, **changes: Any) -> Path:
