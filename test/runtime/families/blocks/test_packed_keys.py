@@ -159,3 +159,20 @@ def test_smolvla_without_cross_layers_asks_for_no_kernel():
     kernel = Counted()
     assert FusedSmolVla(random_network('smolvla', dims), True, kernel).kernel is None
     assert kernel.calls == 0
+
+
+NORMS_AT_ONCE = 'vla_runtime.families.blocks.fused.norms_at_once'
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+@pytest.mark.parametrize('family', FUSED)
+@pytest.mark.parametrize('dtype', BOUNDS, ids=str)
+def test_a_velocity_is_that_of_norms_one_by_one(family, dtype, monkeypatch):
+    network = tiny(family, dtype)
+    with torch.inference_mode():
+        one_by_one = FUSED[family](network, True)
+        expected, _ = velocity_of(one_by_one, prefix_of(one_by_one, 2), samples=2)
+        monkeypatch.setattr(NORMS_AT_ONCE, lambda x: True)
+        at_once = FUSED[family](network, True)
+        found, _ = velocity_of(at_once, prefix_of(at_once, 2), samples=2)
+    assert relative_error(found, expected) <= BOUNDS[dtype]
