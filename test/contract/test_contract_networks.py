@@ -14,6 +14,7 @@ from contract_cases import (
     each_entry,
     image_tokens_of,
     load,
+    result_of,
     seen_by,
     visible,
 )
@@ -35,25 +36,6 @@ def _no_gradients():
 
 def prefix_of(case: Case) -> Mapping[str, Tensor]:
     return case.network.prefix(image_tokens_of(case), case.image_mask, **case.rows)
-
-
-def result_of(
-    case: Case,
-    past: Mapping[str, Tensor],
-    head: Mapping[str, Tensor] | None = None,
-    x: Tensor | None = None,
-    time: float = 0.5,
-) -> Tensor:
-    """What the head makes of a prefix: a velocity, actions, or the logits of an answer."""
-    network, head = case.network, case.head if head is None else head
-    kind = network.family.head
-    if kind == 'tokens':
-        return network.answer(past)[1]
-    if kind == 'single':
-        return network.actions(past, **head)
-    assert case.noise is not None
-    conditioning = network.time_conditioning(torch.tensor([time]))
-    return network.velocity(case.noise[None] if x is None else x, past, conditioning, **head)
 
 
 @each_entry()

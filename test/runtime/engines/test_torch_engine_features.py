@@ -1,4 +1,4 @@
-"""Slots, several noises, the Jacobian's tie and per-action time of the torch engine."""
+"""Several noises, the Jacobian's tie and per-action time of the torch engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_policy import tiny_dims
 
-from vla_runtime.engines.protocol import FEATURES, StepInputs
+from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
@@ -80,55 +80,6 @@ def planned(engine: TorchEngine, **changes) -> StepInputs:
         maximum=5.0,
     )
     return step_inputs(engine, plan=plan.astype(np.float32), plan_weight=weight, **changes)
-
-
-# Slots.
-
-
-@families
-@pytest.mark.parametrize('rows', [1, 2])
-def test_each_slot_keeps_its_own_prefix(family, rows):
-    engine = seeded_engine(family, rows)
-    inputs = step_inputs(engine, rows)
-    first = denoise(engine, inputs)
-    encode(engine, seed=1, rows=rows, slot=1)
-    np.testing.assert_array_equal(denoise(engine, inputs), first)
-    engine.use_prefix(rows, slot=1)
-    second = denoise(engine, inputs)
-    assert not np.array_equal(first, second)
-    encode(engine, seed=2, rows=rows, slot=0)
-    np.testing.assert_array_equal(denoise(engine, inputs), second)
-    engine.use_prefix(rows, slot=0)
-    assert not np.array_equal(denoise(engine, inputs), first), 'slot 0 was encoded anew'
-
-
-@families
-def test_which_slot_a_prefix_lies_in_changes_nothing(family):
-    at_zero, at_one = (seeded_engine(family, slot=slot) for slot in range(2))
-    np.testing.assert_array_equal(
-        denoise(at_zero, step_inputs(at_zero)), denoise(at_one, step_inputs(at_one))
-    )
-
-
-@families
-def test_encoding_other_rows_leaves_what_is_denoised_over(family):
-    engine = seeded_engine(family)
-    first = denoise(engine, step_inputs(engine))
-    encode(engine, seed=1, rows=2)
-    np.testing.assert_array_equal(denoise(engine, step_inputs(engine)), first)
-
-
-def test_x_can_be_written_between_two_steps():
-    engine = seeded_engine('pi05')
-    inputs = step_inputs(engine)
-    engine.load_step_inputs(inputs)
-    engine.step(0)
-    after, velocity = engine.read_x(), engine.read_velocity()
-    engine.write_x(inputs.x)
-    np.testing.assert_array_equal(engine.read_x(), inputs.x)
-    engine.step(0)
-    np.testing.assert_array_equal(engine.read_x(), after)
-    np.testing.assert_array_equal(engine.read_velocity(), velocity)
 
 
 # The tie through the Jacobian.
@@ -250,8 +201,3 @@ def test_a_chunk_that_is_wholly_known_is_at_flow_time_zero(family):
     known = velocity_of(engine, 0, clean_actions=engine.dims.horizon)
     engine.set_schedule(np.zeros(STEPS), -1 / STEPS)
     np.testing.assert_allclose(known, velocity_of(engine, 0), atol=1e-5)
-
-
-def test_the_engine_says_what_it_can_do():
-    engine = TorchEngine(seeded_network('pi05'))
-    assert engine.features == FEATURES['torch']
