@@ -217,32 +217,14 @@ def session_figures(session: Session) -> dict[str, Any]:
 
 
 def show(figures: Sequence[dict[str, Any]]) -> None:
-    print(
-        '\n| steps | S | cameras | s | chunks | moving | stalls | longest, s | allowed | beyond |'
-    )
-    print('|---|---:|---|---:|---:|---:|---:|---:|---:|---:|')
-    for one in (phase for session in figures for phase in session['phases']):
-        print(
-            f'| {one["step_rate_hz"]:g} Hz | {one["replan_interval"]} | {one["cameras"]} '
-            f'| {one["seconds"]:.0f} | {one["chunks"]} | {one["moving_percent"]:.0f}% '
-            f'| {one["stalls"]} | {one["longest_stall_s"]:.3f} | {one["allowed_s"]:.3f} '
-            f'| {one["beyond"]} |'
-        )
-    print(
-        '\n| steps | fault | count | person | still meanwhile, s | recovery, s | most | beyond '
-        '| longest tick, ms | machine |'
-    )
-    print('|---|---|---:|---:|---:|---:|---:|---:|---:|---:|')
+    """Print what a person looks for first; the file has the rest."""
     for session in figures:
+        print(f'\n{session["chunks"]} chunks, {session["commands"]} commands')
         for kind, one in session['faults'].items():
             print(
-                f'| {session["phases"][0]["step_rate_hz"]:g} Hz | {kind} | {one["count"]} '
-                f'| {one["operator_needed"]} | {one["longest_without_motion_s"]:.2f} '
-                f'| {one["recovery_s"]["median"]:.3f} | {one["recovery_s"]["max"]:.3f} '
-                f'| {one["beyond"]} | {one["longest_tick_ms"]:.0f} '
-                f'| {one["machine_in_it_ms"]:.0f} |'
+                f'{kind}: {one["count"]} times, recovered in {one["recovery_s"]["max"]:.3f} s at '
+                f'most, {one["beyond"]} beyond what is allowed'
             )
-    for session in figures:
         uses = ', '.join(
             f'{kind} {use["worst"]:.4f} ({use["violations"]}, {use["at_even_ticks"]} of them even)'
             for kind, use in session['limits'].items()
@@ -251,7 +233,7 @@ def show(figures: Sequence[dict[str, Any]]) -> None:
             f'{name} {max((p["growth_mib"] for p in processes), default=0.0):+.1f} MiB'
             for name, processes in session['memory'].items()
         )
-        print(f'\nlargest share of each limit (ticks beyond): {uses}\nmemory: {growth}')
+        print(f'largest share of each limit (ticks beyond): {uses}\nmemory: {growth}')
         print(f'a stopped robot moved by {session["stopped_robot_moved_rad"]:.4f} rad at most')
         print(f'excused by a policy held after a kill: {len(session["excused_after_a_kill"])}')
         for failure in session['failures']:

@@ -4,9 +4,8 @@ The real `executor_node` moves an arm that follows its commands, on chunks made 
 ticks, samples, limits and publishes all the time, for five minutes a run. 'saturating': one more
 process runs the demo policy without a pause, on one thread. Lateness is the node's own figure from
 /diagnostics: the begin of a tick on the steady clock against its deadline, over windows of 1024
-ticks that overlap. Beside it stands how busy the machine was, by this benchmark and by others, and
-how long it kept a bare loop of the same priority waiting (`soak_pulse.py`): what a virtual
-machine's host takes away shows there too.
+ticks that overlap. Beside it stands how long the machine kept a bare loop of the same priority
+waiting (`soak_pulse.py`): what other programs and a virtual machine's host take away shows there.
 
 The target is a p99 of 2 ms at 100 Hz while the policy saturates a core, in the worst window. With
 `--priorities 0 50` every run is made without and with `realtime_priority: 50`, which needs the
@@ -31,7 +30,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import psutil
 from diagnostic_msgs.msg import DiagnosticArray
 from parts.graph_rig import PACKAGES, Graph, keep_others_out, quiet_domain
 from parts.measurement import write_result
@@ -91,10 +89,8 @@ def measure(
 
         graph.wait_for(starts, 'a start')
         diagnostics.clear()
-        load = Load()
         with machine_pulse(priority) as pulse:
             _keep_moving(graph, arm, seconds)
-        busy = {**load.since(), **pulse}
         if 'not permitted' in process.output():
             raise RuntimeError(f'realtime_priority {priority} is not permitted here')
         windows, control = _said(diagnostics, 'tick'), _said(diagnostics, 'control')[-1]
@@ -110,7 +106,7 @@ def measure(
         'steps': int(control['steps']),
         'starved_ticks': int(control['starved_ticks']),
         **lateness_of(windows),
-        'load': busy,
+        'load': pulse,
     }
 
 
@@ -127,41 +123,6 @@ def lateness_of(windows: Sequence[Mapping[str, str]]) -> dict[str, float]:
         'late_p99_worst_ms': float(p99.max()),
         'late_max_ms': float(most.max()),
     }
-
-
-class Load:
-    """Load of the machine from now on: whole cores on average, and whose they are."""
-
-    def __init__(self) -> None:
-        self._begin_s = time.monotonic()
-        self._all_s, self._own_s = self._busy_s(), self._own_cpu_s()
-        self._at_begin = os.getloadavg()[0]
-
-    def since(self) -> dict[str, float]:
-        """Busy cores of the machine and of this benchmark, and the load average before and after.
-
-        Call it while the counted processes run.
-        """
-        seconds = time.monotonic() - self._begin_s
-        figures = {
-            'busy_cores': (self._busy_s() - self._all_s) / seconds,
-            'busy_cores_of_benchmark': (self._own_cpu_s() - self._own_s) / seconds,
-            'load_1min_begin': self._at_begin,
-            'load_1min_end': os.getloadavg()[0],
-        }
-        return {name: round(value, 2) for name, value in figures.items()}
-
-    @staticmethod
-    def _busy_s() -> float:
-        times = psutil.cpu_times()
-        # Linux counts a guest's time as user time too.
-        return times.user + times.nice + times.system + times.irq + times.softirq
-
-    @staticmethod
-    def _own_cpu_s() -> float:
-        own = psutil.Process()
-        spent = [one.cpu_times() for one in (own, *own.children(recursive=True))]
-        return sum(times.user + times.system for times in spent)
 
 
 @contextmanager
@@ -255,9 +216,9 @@ def main() -> int:
     figures = []
     print(
         '| rate, Hz | priority | policy | p50, ms | p99, ms | worst p99 | most, ms | skipped '
-        '| busy cores | machine, ms |'
+        '| machine, ms |'
     )
-    print('|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|')
+    print('|---:|---:|---|---:|---:|---:|---:|---:|---:|')
     for rate_hz, priority, policy in product(
         arguments.rates, arguments.priorities, ('idle', 'saturating')
     ):
@@ -268,7 +229,7 @@ def main() -> int:
         print(
             f'| {rate_hz:g} | {priority} | {policy} | {one["late_p50_ms"]:.3f} '
             f'| {one["late_p99_ms"]:.3f} | {one["late_p99_worst_ms"]:.3f} '
-            f'| {one["late_max_ms"]:.3f} | {one["skipped"]} | {one["load"]["busy_cores"]:.2f} '
+            f'| {one["late_max_ms"]:.3f} | {one["skipped"]} '
             f'| {one["load"]["machine_late_max_ms"]:.1f} |',
             flush=True,
         )

@@ -22,16 +22,12 @@ TABLES: dict[str, ParameterTable] = {
 
 def markdown(table: ParameterTable) -> str:
     """Write a table's rows as a Markdown table."""
-    lines = [
-        '| parameter | type | default | allowed | live | meaning |',
-        '|---|---|---|---|---|---|',
-    ]
+    lines = ['| parameter | default | allowed | live | meaning |', '|---|---|---|---|---|']
     for row in table:
-        default = f'`{str(row.default).lower() if isinstance(row.default, bool) else row.default}`'
-        lines.append(
-            f'| `{row.name}` | {row.type_name} | {default if row.default != "" else ""} '
-            f'| {row.allowed} | {"no" if row.read_only else "yes"} | {row.description} |'
-        )
+        default = str(row.default).lower() if isinstance(row.default, bool) else row.default
+        default = "''" if default == '' else default
+        live = 'no' if row.read_only else 'yes'
+        lines.append(f'| `{row.name}` | `{default}` | {row.allowed} | {live} | {row.description} |')
     return '\n'.join(lines)
 
 

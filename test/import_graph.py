@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -98,9 +98,10 @@ def imports(path: Path) -> set[str]:
     return {name for found, whole in imports_with_names(path) for name in (found.name, whole)}
 
 
-def imports_with_names(path: Path) -> Iterator[tuple[Import, str]]:
+@cache
+def imports_with_names(path: Path) -> tuple[tuple[Import, str], ...]:
     """Imports of a file, each with the full name of what is imported of the module."""
-    yield from _imports(ast.parse(path.read_text(encoding='utf-8')), 'load')
+    return tuple(_imports(ast.parse(path.read_text(encoding='utf-8')), 'load'))
 
 
 def _imports(node: ast.AST, when: When) -> Iterator[tuple[Import, str]]:

@@ -1,10 +1,10 @@
-"""Files around the package agree, and ./run does what its help promises."""
+"""Files around the package agree, ./run does what its help promises, Dockerfiles install it."""
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
+import json
 import os
 import re
 import runpy
@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from import_graph import imports
 from paths import PACKAGES, ROOT
 
 import vla_runtime
@@ -120,15 +121,6 @@ def test_package_xml_is_what_colcon_accepts() -> None:
     assert re.fullmatch(r'[\w.-]+@[\w-]+(\.[\w-]+)+', maintainer.get('email', ''))
 
 
-def test_the_changelog_has_the_version_with_its_day() -> None:
-    text = (ROOT / 'CHANGELOG.rst').read_text()
-    version = re.escape(vla_runtime.__version__)
-    heading = re.search(rf'^({version} \(20\d\d-\d\d-\d\d\))\n(-+)$', text, re.MULTILINE)
-    assert heading is not None
-    assert len(heading[1]) == len(heading[2])
-    assert text.index('\nForthcoming\n') < heading.start()
-
-
 @pytest.fixture(scope='module')
 def unpacked_sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp('sdist')
@@ -150,39 +142,14 @@ def test_the_source_distribution_has_every_file(unpacked_sdist: Path) -> None:
     assert missing == ['.gitignore']
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    'part', ['test/runtime/bundle', pytest.param('test', marks=pytest.mark.slow)]
-)
-def test_the_tests_of_the_source_distribution_are_collected(
-    unpacked_sdist: Path, part: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, '-m', 'pytest', '--collect-only', '-q', '-p', 'no:cacheprovider', part],
-        cwd=unpacked_sdist,
-        # `colcon test` gives its arguments for pytest by this variable.
-        env={**os.environ, 'PYTEST_ADDOPTS': ''},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert str(ROOT) not in done.stdout
-
-
 def test_every_import_is_declared() -> None:
     # The simulator is in an environment of its own, whose interpreter runs these files.
     apart = ROOT / 'vla_tabletop' / 'metaworld'
     imported = set()
     folders = (*PACKAGES, 'launch')
     for file in (path for folder in folders for path in (ROOT / folder).rglob('*.py')):
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = set()
-            if isinstance(node, ast.Import):
-                names = {alias.name.split('.')[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-                names = {node.module.split('.')[0]}
-            imported |= names - {'metaworld'} if file.is_relative_to(apart) else names
+        names = {name.split('.')[0] for name in imports(file)}
+        imported |= names - {'metaworld'} if file.is_relative_to(apart) else names
     foreign = imported - set(sys.stdlib_module_names) - {*PACKAGES}
     # `./run metaworld` installs it, in an environment of its own.
     foreign -= {'metaworld'}
@@ -221,24 +188,27 @@ def test_every_requirement_is_pinned_for_both_kinds_of_ros() -> None:
         )
 
 
-def test_data_files_install_what_ros_looks_for(tmp_path: Path) -> None:
-    setup_py('install_data', '--install-dir', str(tmp_path))
-    share = tmp_path / 'share' / 'vla_runtime'
-    assert (tmp_path / 'share/ament_index/resource_index/packages/vla_runtime').is_file()
+@pytest.fixture(scope='module')
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prefix with the data files of setup.py."""
+    prefix = tmp_path_factory.mktemp('data') / 'a prefix'
+    setup_py('install_data', '--install-dir', str(prefix))
+    return prefix
+
+
+def test_data_files_install_what_ros_looks_for(installed: Path) -> None:
+    share = installed / 'share' / 'vla_runtime'
+    assert (installed / 'share/ament_index/resource_index/packages/vla_runtime').is_file()
     assert (share / 'package.xml').is_file()
     for folder in ('launch', 'config'):
         expected = {
             file.relative_to(ROOT) for file in (ROOT / folder).rglob('*.*') if file.suffix != '.pyc'
         }
-        installed = {file.relative_to(share) for file in (share / folder).rglob('*.*')}
-        assert installed == expected
-    for node in NODES:
-        assert (tmp_path / 'lib/vla_runtime' / node).stat().st_mode & stat.S_IXUSR
+        assert {file.relative_to(share) for file in (share / folder).rglob('*.*')} == expected
 
 
-def test_installed_files_are_found_without_ros(tmp_path: Path) -> None:
-    site = tmp_path / 'lib' / 'python3' / 'site-packages'
-    setup_py('install_data', '--install-dir', str(tmp_path))
+def test_installed_files_are_found_without_ros(installed: Path) -> None:
+    site = installed / 'lib' / 'python3' / 'site-packages'
     shutil.copytree(ROOT / 'vla_runtime' / 'files', site / 'vla_runtime' / 'files')
     shutil.copy(ROOT / 'vla_runtime' / '__init__.py', site / 'vla_runtime')
     script = (
@@ -250,33 +220,32 @@ def test_installed_files_are_found_without_ros(tmp_path: Path) -> None:
     said = subprocess.run(
         [sys.executable, '-c', script],
         env={**os.environ, 'PYTHONPATH': str(site)},
-        cwd=tmp_path,
+        cwd=installed,
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert Path(said.strip()) == (tmp_path / 'share' / 'vla_runtime').resolve()
+    assert Path(said.strip()) == (installed / 'share' / 'vla_runtime').resolve()
+
+
+def test_node_executables_start_the_entry_point_of_their_prefix(installed: Path) -> None:
+    (installed / 'bin').mkdir()
+    for node in NODES:
+        entry = installed / 'bin' / node
+        entry.write_text('#!/bin/sh\nprintf "%s|" "$0" "$@"\n')
+        entry.chmod(0o755)
+        executable = installed / 'lib' / 'vla_runtime' / node
+        said = subprocess.run(
+            [executable, '--ros-args', '-p', 'x:=a b'], capture_output=True, text=True, check=True
+        ).stdout.split('|')
+        assert Path(said[0]).resolve() == entry
+        assert said[1:-1] == ['--ros-args', '-p', 'x:=a b']
 
 
 def test_models_of_the_simulator_are_package_data(tmp_path: Path) -> None:
     setup_py('build', '--build-base', str(tmp_path / 'base'), '--build-lib', str(tmp_path / 'lib'))
     built = {file.name for file in (tmp_path / 'lib/vla_tabletop/sim').glob('*.xml')}
     assert built == {file.name for file in (ROOT / 'vla_tabletop/sim').glob('*.xml')} != set()
-
-
-@pytest.mark.parametrize('node', NODES)
-def test_node_executables_start_the_entry_point_of_their_prefix(tmp_path: Path, node: str) -> None:
-    setup_py('install_data', '--install-dir', str(tmp_path / 'a prefix'))
-    entry = tmp_path / 'a prefix' / 'bin' / node
-    entry.parent.mkdir()
-    entry.write_text('#!/bin/sh\nprintf "%s|" "$0" "$@"\n')
-    entry.chmod(0o755)
-    executable = tmp_path / 'a prefix' / 'lib' / 'vla_runtime' / node
-    said = subprocess.run(
-        [executable, '--ros-args', '-p', 'x:=a b'], capture_output=True, text=True, check=True
-    ).stdout.split('|')
-    assert Path(said[0]).resolve() == entry
-    assert said[1:-1] == ['--ros-args', '-p', 'x:=a b']
 
 
 def test_installed_starters_find_what_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,3 +386,50 @@ def test_run_works_a_second_time_without_the_network() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1].startswith('ready: ')
     assert 'PyTorch' not in done.stderr
+
+
+FILES = sorted((ROOT / 'docker').glob('*.Dockerfile'))
+APT_NAMES = {'numpy': 'python3-numpy', 'pyyaml': 'python3-yaml'}
+each_file = pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
+
+
+def arguments_of(path: Path, instruction: str) -> list[str]:
+    """What stands behind an instruction, continued lines joined as Docker joins them."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith('#')]
+    joined = re.sub(r'\\\n', '', '\n'.join(lines))
+    return re.findall(rf'^{instruction}\s+(.*)$', joined, re.MULTILINE)
+
+
+@each_file
+def test_shell_lines_are_good_bash_and_files_that_are_named_are_there(path: Path) -> None:
+    commands = [json.loads(rest)[-1] for rest in arguments_of(path, 'CMD')]
+    for line in (*arguments_of(path, 'RUN'), *commands):
+        subprocess.run(['bash', '-n', '-c', line], check=True)
+    named = re.findall(r'src/vla_runtime/(\S+)', path.read_text())
+    assert named and all((ROOT / name).exists() for name in named)
+
+
+@each_file
+def test_it_installs_every_requirement_of_the_package(path: Path) -> None:
+    (listed,) = re.findall(
+        r'install_requires=\[(.*?)\]', (ROOT / 'setup.py').read_text(), re.DOTALL
+    )
+    needed = re.findall(r"'([a-z0-9-]+)>=", listed)
+    parts = [part for line in arguments_of(path, 'RUN') for part in line.split('&&')]
+    installing = [part for part in parts if re.search('(pip|apt-get) install', part)]
+    installed = {word for part in installing for word in part.split()}
+    assert len(needed) > 5
+    assert [name for name in needed if APT_NAMES.get(name, name) not in installed] == []
+
+
+@each_file
+def test_pip_and_apt_are_not_in_each_others_way(path: Path) -> None:
+    """On Ubuntu 24.04 pip fails at what apt installed: 'RECORD file not found'."""
+    (ubuntu,) = re.findall(r'ros2/ubuntu (jammy|noble) main', path.read_text())
+    (line,) = [line for line in arguments_of(path, 'RUN') if ' pip install' in line]
+    assert re.search(r"python3 -c 'import cv2, numpy", line)
+    assert ('--ignore-installed' in line.split()) is (ubuntu == 'noble')
+    if ubuntu == 'noble':
+        # No release lies upon another.
+        removed = line.split(' pip uninstall ')[0]
+        assert {'numpy', 'opencv-python', 'opencv-python-headless'} <= set(removed.split())

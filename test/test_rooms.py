@@ -247,13 +247,6 @@ def test_modules_are_loaded_by_name_in_known_files_alone() -> None:
     assert found == LOADING_BY_NAME
 
 
-def test_no_package_imports_one_above_it_or_a_benchmark() -> None:
-    for number, package in enumerate(PACKAGES):
-        above = {*PACKAGES[:number], 'benchmark'}
-        for path in modules(package):
-            assert not {name.split('.')[0] for name in imports(path)} & above, path
-
-
 def test_only_the_list_of_executables_names_modules_above() -> None:
     above = tuple(f'{package}.' for package in PACKAGES if package != ROBOT)
     naming = {

@@ -83,50 +83,40 @@ def setup(tmp_path: Path):
     return run
 
 
-def test_jetpack_6_takes_the_installed_pytorch(setup) -> None:
-    said = setup(JETPACK_6, installed=True)
-    assert 'a Jetson with CUDA 12: PyTorch is system' in said
-    assert 'FAILED' in said and '1/6 virtual environment' in said
+WHEELS = ('torch-2.5.0-linux_aarch64.whl', 'https://a.b/torch.whl')
+BEGUN, REFUSED = True, False
+CASES = [
+    # JetPack 6 takes the installed one or a wheel that is named, and never that of the index.
+    ({'release': JETPACK_6, 'installed': True}, BEGUN, 'a Jetson with CUDA 12: PyTorch is system'),
+    *(
+        ({'release': JETPACK_6, 'VLA_RUNTIME_TORCH': wheel}, BEGUN, f'CUDA 12: PyTorch is {wheel}')
+        for wheel in WHEELS
+    ),
+    ({'release': JETPACK_6}, REFUSED, "NVIDIA's wheel for JetPack 6"),
+    *(
+        (
+            {'release': JETPACK_6, 'installed': installed, 'VLA_RUNTIME_TORCH': 'torch==2.13.0'},
+            REFUSED,
+            "VLA_RUNTIME_TORCH='torch==2.13.0' would come from the package index",
+        )
+        for installed in (True, False)
+    ),
+    # A container is known by the kernel.
+    ({'kernel': '5.15.148-tegra'}, REFUSED, 'CUDA 12 (JetPack 6): no PyTorch'),
+    ({'kernel': '6.8.12-tegra'}, BEGUN, 'CUDA 13: PyTorch is torch=='),
+    # JetPack 7 takes the installed one and else the index.
+    ({'release': JETPACK_7, 'installed': True}, BEGUN, 'CUDA 13: PyTorch is system'),
+    ({'release': JETPACK_7}, BEGUN, 'CUDA 13: PyTorch is torch==2.13.0'),
+    ({'release': JETPACK_7_2, 'installed': True}, BEGUN, 'CUDA 13: PyTorch is system'),
+    ({'release': JETPACK_5, 'installed': True}, REFUSED, 'R35 (JetPack 5 or older) has CUDA 11'),
+]
 
 
-def test_jetpack_6_without_pytorch_says_which_one_to_install(setup) -> None:
-    said = setup(JETPACK_6)
-    assert (
-        'no PyTorch is installed for' in said
-        and '~/.local does not count' in said
-        and "NVIDIA's wheel for JetPack 6" in said
-    )
-    assert 'docs/howto/jetson.md#pytorch' in said and 'Python 3.' in said
-    assert 'setting up' not in said
-
-
-@pytest.mark.parametrize('installed', [True, False])
-def test_jetpack_6_never_takes_the_one_of_the_index(setup, installed) -> None:
-    said = setup(JETPACK_6, installed=installed, VLA_RUNTIME_TORCH='torch==2.13.0')
-    assert "VLA_RUNTIME_TORCH='torch==2.13.0' would come from the package index" in said
-    assert 'setting up' not in said
-
-
-@pytest.mark.parametrize('wheel', ['torch-2.5.0-linux_aarch64.whl', 'https://a.b/torch.whl'])
-def test_jetpack_6_takes_a_wheel_that_is_named(setup, wheel) -> None:
-    assert f'CUDA 12: PyTorch is {wheel}' in setup(JETPACK_6, VLA_RUNTIME_TORCH=wheel)
-
-
-def test_a_container_is_known_by_the_kernel(setup) -> None:
-    assert 'CUDA 12 (JetPack 6): no PyTorch' in setup(kernel='5.15.148-tegra')
-    assert 'CUDA 13: PyTorch is torch==' in setup(kernel='6.8.12-tegra')
-
-
-def test_jetpack_7_takes_the_installed_one_and_else_the_index(setup) -> None:
-    assert 'CUDA 13: PyTorch is system' in setup(JETPACK_7, installed=True)
-    assert 'CUDA 13: PyTorch is torch==2.13.0' in setup(JETPACK_7)
-    assert 'CUDA 13: PyTorch is system' in setup(JETPACK_7_2, installed=True)
-
-
-def test_jetpack_5_is_refused_by_name(setup) -> None:
-    said = setup(JETPACK_5, installed=True)
-    assert 'R35 (JetPack 5 or older) has CUDA 11' in said and 'flash JetPack 6 or 7' in said
-    assert 'setting up' not in said
+@pytest.mark.parametrize(('machine', 'begins', 'told'), CASES)
+def test_a_jetson_takes_the_pytorch_that_works_there(setup, machine, begins, told) -> None:
+    said = setup(**machine)
+    assert told in said
+    assert ('FAILED' in said and '1/6 virtual environment' in said) is begins
 
 
 def test_a_release_file_on_another_processor_is_no_jetson(setup) -> None:

@@ -26,6 +26,7 @@ def test_counts_of_the_roofline_are_those_of_todays_modules(name, tmp_path):
     assert kernels.packed_kernels(name, bundle) == COUNTED[name]['torch']
 
 
+@needs_triton
 @pytest.mark.usefixtures('interpreted')
 @pytest.mark.parametrize('name', list(COUNTED))
 def test_counts_in_triton_kernels_are_those_of_todays_modules(name, tmp_path):

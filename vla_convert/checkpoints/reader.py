@@ -1,7 +1,7 @@
 """Interface of a family's checkpoint reader, and the search for the reader of a folder.
 
-A family's `checkpoint.py` has a `READER`. `lerobot_folder` reads LeRobot folders with the reader's
-description of the policy type; the reader itself reads folders of other projects.
+A file of `vla_convert/readers` has a `READER`. `lerobot_folder` reads LeRobot folders with the
+reader's description of the policy type; the reader itself reads folders of other projects.
 """
 
 from __future__ import annotations

@@ -95,9 +95,8 @@ class PolicySettings:
     rtc_mode: RtcMode = setting(
         'off',
         'how real_time_chunking conditions a chunk on the committed plan: guided draws it there, '
-        "jacobian draws it through the network's Jacobian (backend torch), hard_prefix fixes its "
-        'first actions, frozen lets the actions of the delay not move at all (families whose '
-        'training code does so)',
+        "jacobian through the network's Jacobian (backend torch), hard_prefix fixes its first "
+        'actions, frozen holds those of the delay (families whose training code does so)',
     )
     plan_schedule: PlanSchedule = setting(
         'exp',
@@ -120,11 +119,9 @@ class PolicySettings:
     pipeline: PipelineMode = setting(
         'latency',
         'latency: one inference after the other; throughput: a request is encoded while the one '
-        'before is denoised, more chunks a second where an inference takes longer than '
-        'replan_interval, each from an older observation; vla_executor keeps two requests open '
-        'for it; on a CPU two networks run at once (torch_threads); packed: for policies '
-        "that answer in tokens (backend torch), one pass over a request's prompt and a token of "
-        'each older one, the same chunks, as many passes old',
+        'before is denoised, more chunks a second, each from an older observation; packed: one '
+        "pass over a request's prompt and a token of each older one, for policies that answer in "
+        'tokens (backend torch)',
     )
     cache: CachePolicy = field(default_factory=CachePolicy)
 

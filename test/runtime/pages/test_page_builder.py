@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from jinja2 import UndefinedError
+from matplotlib.figure import Figure
 from paths import PACKAGES, ROOT
 
 from vla_runtime import __version__
-from vla_runtime.pages.page import render
+from vla_runtime.pages.page import render, svg_plot
 
 PAGES = ROOT / 'vla_runtime' / 'pages'
 
@@ -68,7 +70,7 @@ def test_a_value_that_is_missing_is_an_error(template: Path) -> None:
         render(template, title='of nothing else')
 
 
-def test_pages_are_written_by_templates_and_have_no_style_of_their_own() -> None:
+def test_pages_are_written_by_templates_that_need_nothing_from_outside() -> None:
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob('*')):
         if path.suffix == '.py':
             text = path.read_text(encoding='utf-8')
@@ -76,6 +78,8 @@ def test_pages_are_written_by_templates_and_have_no_style_of_their_own() -> None
         if path.suffix == '.j2' and path.name != 'base.html.j2':
             text = path.read_text(encoding='utf-8')
             assert '<style' not in text and '<html' not in text, path
+            # Of what is outside a page refers to nothing.
+            assert not re.search(r'(?:src|href)="(?!data:|#|\{)|<link|@import', text), path
     sheets = {path for package in PACKAGES for path in (ROOT / package).rglob('*.css')}
     assert sheets == {PAGES / 'style.css'}
 
@@ -87,3 +91,28 @@ def test_every_class_of_a_page_is_in_the_style_sheet() -> None:
         text = re.sub(r'\{\{.*?\}\}|\{%.*?%\}', ' ', path.read_text(encoding='utf-8'))
         named = set(' '.join(re.findall(r'class="([^"]*)"', text)).split())
         assert named <= known, path
+
+
+SVG = '{http://www.w3.org/2000/svg}'
+
+
+def draw(figure: Figure) -> None:
+    axis = figure.subplots()
+    axis.plot([0.0, 1.0], [1.0, 2.0], marker='o')
+    axis.set_xlabel('time, s')
+
+
+def test_its_words_are_text_and_its_size_is_as_asked() -> None:
+    svg = ElementTree.fromstring(svg_plot(draw, 4.0, 2.0))
+    assert (svg.get('width'), svg.get('height')) == ('288pt', '144pt')
+    assert 'time, s' in [text.text for text in svg.iter(f'{SVG}text')]
+
+
+def test_letters_are_as_large_as_asked() -> None:
+    small, large = (svg_plot(draw, 4.0, 2.0, font_size=size) for size in (9.0, 12.0))
+    assert '9px' in small and '12px' in large and '12px' not in small
+
+
+def test_with_a_salt_it_is_the_same_in_every_run() -> None:
+    assert svg_plot(draw, 4.0, 2.0, salt='one') == svg_plot(draw, 4.0, 2.0, salt='one')
+    assert svg_plot(draw, 4.0, 2.0, salt='one') != svg_plot(draw, 4.0, 2.0, salt='two')

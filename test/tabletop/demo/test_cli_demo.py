@@ -1,5 +1,7 @@
 """Choices of `vla_runtime demo` before anything starts."""
 
+from __future__ import annotations
+
 import argparse
 import os
 from dataclasses import replace
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from onnx_bundles import make_exports_once
+from paths import ROOT
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_convert.export.onnx.bundle import export_bundle
@@ -15,6 +18,7 @@ from vla_runtime.bundle.writer import seal
 from vla_runtime.files.cache_folder import cache_folder
 from vla_tabletop.cli import demo
 from vla_tabletop.demo import session
+from vla_tabletop.demo.options import DemoOptions, check_options
 from vla_tabletop.demo.session import DemoResult
 
 
@@ -135,3 +139,40 @@ def test_a_policy_that_sent_no_chunk_is_an_error_that_names_its_log(
     assert demo.main(parser.parse_args(['--out', str(out)])) == code
     said = f'error: the policy sent no chunk; {out / "log" / "policy.log"} says why'
     assert (said in capsys.readouterr().err) == (inferences == 0)
+
+
+with_demo = pytest.mark.skipif(
+    not (ROOT / 'engines' / 'demo' / 'policy.yaml').is_file(), reason='no engines/demo here'
+)
+
+
+def options(out: Path, backend: str = 'torch') -> DemoOptions:
+    return DemoOptions(
+        seconds=1.0,
+        out=out,
+        bundle=ROOT / 'engines' / 'demo',
+        robot='tabletop',
+        backend=backend,
+        replan_interval=None,
+        cfg_beta=None,
+        seed=0,
+        namespace='',
+    )
+
+
+@with_demo
+@pytest.mark.parametrize('left', ['bag', 'report.html', 'parameters.yaml'])
+def test_a_folder_of_an_earlier_demo_is_refused_whatever_is_left_of_it(
+    tmp_path: Path, left: str
+) -> None:
+    (tmp_path / left).write_text('earlier')
+    with pytest.raises(ValueError, match='--out'):
+        check_options(options(tmp_path))
+    assert (tmp_path / left).read_text() == 'earlier'
+
+
+@with_demo
+def test_the_choice_of_a_backend_may_be_left_to_the_machine(tmp_path: Path) -> None:
+    check_options(options(tmp_path, 'auto'))
+    with pytest.raises(ValueError, match="'jax'"):
+        check_options(options(tmp_path, 'jax'))

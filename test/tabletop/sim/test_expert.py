@@ -11,13 +11,10 @@ from thorough import thorough_but
 
 from vla_tabletop.sim.expert import HORIZON, Expert, Style, sample_style
 from vla_tabletop.sim.rollout import follow, run_episode
-from vla_tabletop.sim.scene import BLOCK_HALF_SIZE_M, HOME_RAD, sample_scene
+from vla_tabletop.sim.scene import sample_scene
 from vla_tabletop.sim.tasks import (
-    SIDE_SIGN,
-    SIDES,
     Goal,
     Judge,
-    Side,
     Task,
     make_task,
     sample_task,
@@ -79,20 +76,6 @@ def test_every_goal_has_a_chunk_within_limits_and_speed(
         assert np.abs(steps).max() < 0.101
 
 
-def test_a_chunk_leads_towards_its_own_block(world: Tabletop, expert: Expert) -> None:
-    for seed in range(5):
-        blocks = world.reset(seed).block_m
-        for block in range(3):
-            world.reset(seed)
-            task = make_task('colour', Goal(block), blocks)
-            assert task is not None
-            for _ in range(4):
-                rows = expert.plan(world.joint_positions, blocks, Goal(block), Style())
-                follow(world, rows, None)
-            distance = np.linalg.norm(world.state().block_m - world.state().tip_m, axis=1)
-            assert distance.argmin() == block
-
-
 def test_planning_leaves_the_running_simulation_alone(world: Tabletop, expert: Expert) -> None:
     before = world.reset(2)
     expert.plan(before.joint_rad, before.block_m, Goal(1), Style())
@@ -140,48 +123,6 @@ def test_pushes_succeed_from_perturbed_starts(
     assert ends.count('success') >= len(PUSHES) - 1, ends
 
 
-@pytest.mark.parametrize('side', SIDES)
-@pytest.mark.parametrize('behind_m', [0.032, 0.05, 0.09, 0.128])
-@pytest.mark.parametrize('aside_m', [-0.008, 0.008])
-def test_over_the_corridor_behind_a_block_the_tip_goes_down_and_never_up_again(
-    expert: Expert, side: Side, behind_m: float, aside_m: float
-) -> None:
-    block = np.array([[0.27, 0.0, 0.0175], [0.27, 0.5, 0.0175], [0.27, -0.5, 0.0175]])
-    above = block[0] + [aside_m, -SIDE_SIGN[side] * behind_m, 0.04]
-    joints = expert.reach(above, HOME_RAD, iterations=200)
-    chunk = expert.plan(joints, block, Goal(0, side), Style(), steps=12)
-    heights = [expert.tip(row)[2] for row in [joints, *chunk]]
-    assert np.all(np.diff(heights) < 0.001), heights
-    assert heights[-1] < 0.022
-
-
-@pytest.mark.parametrize('side', SIDES)
-def test_a_tip_that_rides_on_the_block_goes_up_and_back_and_down_behind_it(
-    expert: Expert, side: Side
-) -> None:
-    sign = SIDE_SIGN[side]
-    block = np.array([[0.27, 0.0, 0.0175], [0.27, 0.5, 0.0175], [0.27, -0.5, 0.0175]])
-    joints = expert.reach(block[0] + [0.0, -sign * 0.008, 0.018], HOME_RAD, iterations=200)
-    chunk = expert.plan(joints, block, Goal(0, side), Style())
-    tips = np.array([expert.tip(row) for row in [joints, *chunk]])
-    behind = sign * (block[0, 1] - tips[:, 1])
-    assert tips[0, 2] == pytest.approx(0.0355, abs=0.002)
-    down = int(np.argmax(tips[:, 2] < 0.023))
-    assert down > 0 and behind[down] > 0.03
-    beside = behind[:down] < 0.0175
-    assert np.all(np.diff(behind[:down][beside]) > 0.0) and np.all(tips[:down][beside, 2] > 0.035)
-
-
-def test_the_tip_does_not_go_down_onto_another_block_in_the_corridor(expert: Expert) -> None:
-    block = np.array([[0.27, 0.1, 0.0175], [0.27, 0.02, 0.0175], [0.27, -0.5, 0.0175]])
-    above_other = expert.reach(block[1] + [0.0, -0.02, 0.09], HOME_RAD, iterations=200)
-    chunk = expert.plan(above_other, block, Goal(0, 'right'), Style(), steps=24)
-    tips = np.array([expert.tip(row) for row in chunk])
-    over_other = np.hypot(*(tips[:, :2] - block[1, :2]).T) < 0.025
-    assert np.all(tips[over_other, 2] > 2 * BLOCK_HALF_SIZE_M)
-    assert tips[-1, 2] < 0.03
-
-
 def test_aim_and_speed_are_the_styles(world: Tabletop, expert: Expert) -> None:
     state = world.reset(6)
 
@@ -193,11 +134,3 @@ def test_aim_and_speed_are_the_styles(world: Tabletop, expert: Expert) -> None:
     exact = expert.plan(state.joint_rad, state.block_m, Goal(0), Style())
     off = expert.plan(state.joint_rad, state.block_m, Goal(0), Style(aim_m=(0.0, 0.02)))
     assert np.abs(exact - off).max() > 0.005
-
-
-def test_reach_brings_the_upright_tip_to_a_point(world: Tabletop, expert: Expert) -> None:
-    target = np.array([0.27, 0.05, 0.12])
-    joints = expert.reach(target, world.reset(0).joint_rad)
-    for _ in range(150):
-        world.step(joints)
-    np.testing.assert_allclose(world.state().tip_m, target, atol=2e-3)

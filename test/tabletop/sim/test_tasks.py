@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from vla_tabletop.sim.episode import Episode, find_task
 from vla_tabletop.sim.scene import COLOURS, EDGE_M
+from vla_tabletop.sim.success_rate import SuccessRate
 from vla_tabletop.sim.tasks import (
     FAMILIES,
     Goal,
@@ -127,3 +129,75 @@ def test_tasks_of_some_colours_name_no_others() -> None:
     assert {task.goal.block for task in tasks} == {1}
     assert all('green' in task.instruction for task in tasks)
     assert len({task.instruction for task in tasks}) > 1
+
+
+# Centres of red, green and blue; blue is left-most, red right-most.
+CENTRES = np.array([[0.3, 0.1, 0.0], [0.25, 0.0, 0.0], [0.3, -0.1, 0.0]])
+FAR = np.array([0.0, 0.0, 0.5])
+
+
+def state(time_s, tip_m=FAR, blocks=CENTRES):
+    return TabletopState(time_s, np.zeros(6), np.zeros(6), np.asarray(tip_m), blocks)
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('wording', ['plain', 'training', 'held_out'])
+def test_every_instruction_that_can_be_given_is_found_again(family, wording):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        task = sample_task(rng, CENTRES, family, wording)
+        assert find_task(task.instruction, CENTRES) == task
+
+
+def test_the_place_is_that_of_the_scene_at_hand():
+    assert find_task('touch the left-most block', CENTRES).goal == Goal(2)
+    assert find_task('touch the left-most block', CENTRES[::-1]).goal == Goal(0)
+
+
+def test_other_words_are_no_task():
+    assert find_task('touch the purple block', CENTRES) is None
+
+
+def test_an_instruction_is_carried_out_when_its_block_is_touched():
+    episode = Episode()
+    episode.give('touch the green block')
+    assert episode.judge(state(4.0)) is None
+    assert episode.instruction == 'touch the green block'
+    verdict = episode.judge(state(5.5, tip_m=CENTRES[1]))
+    assert verdict.outcome.success
+    assert verdict.outcome.time_s == pytest.approx(1.5)
+    assert episode.instruction is None
+    assert episode.judge(state(5.6, tip_m=CENTRES[1])) is None
+
+
+def test_unknown_words_are_judged_at_once():
+    episode = Episode()
+    episode.give('paint the table')
+    verdict = episode.judge(state(0.0))
+    assert (verdict.instruction, verdict.outcome) == ('paint the table', None)
+
+
+def test_a_reset_forgets_what_was_asked():
+    episode = Episode()
+    episode.give('touch the green block')
+    episode.judge(state(0.0))
+    episode.reset()
+    assert episode.judge(state(1.0, tip_m=CENTRES[1])) is None
+
+
+@pytest.mark.parametrize(
+    ('successes', 'episodes', 'low', 'high'),
+    # Newcombe 1998, table I (81/263, 15/148, 0/20, 1/29).
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_interval_is_wilsons(successes: int, episodes: int, low: float, high: float) -> None:
+    assert SuccessRate(successes, episodes).interval() == pytest.approx((low, high), abs=1e-4)
+
+
+def test_it_prints_what_a_table_needs() -> None:
+    assert str(SuccessRate(95, 100)) == '95/100 [89, 98]%'

@@ -34,27 +34,6 @@ def test_it_lists_what_there_is(capsys):
         assert study.name in printed and study.title in printed
 
 
-@pytest.mark.parametrize('names', [[], ['speed'], ['success', 'speed']])
-def test_without_a_study_that_there_is_it_says_which_there_are(names, capsys):
-    assert main(['study', *names]) == 2
-    printed = capsys.readouterr().err
-    assert 'replan' in printed and 'Traceback' not in printed
-    assert ('speed' in printed) == bool(names)
-
-
-@pytest.mark.parametrize('option', [[], ['--list'], ['--page']])
-def test_a_misspelt_study_is_an_error_with_the_nearest_name(option, capsys):
-    assert main(['study', 'succes', *option]) == 2
-    printed = capsys.readouterr()
-    assert printed.err == "error: there is no study 'succes'; did you mean 'success'?\n"
-    assert printed.out == ''
-
-
-def test_without_a_bundle_it_says_so(tmp_path, capsys):
-    assert main(['study', 'success', '--bundle', str(tmp_path / 'none')]) == 2
-    assert str(tmp_path / 'none') in capsys.readouterr().err
-
-
 def test_without_a_name_it_measures_the_demo_policy_wherever_it_is_called(tmp_path, monkeypatch):
     conditions = grid(Condition(chunk_source='expert'), replan_interval=(4, 8))
     study = Study('tiny', 'Tiny', '?', conditions, 'replan_interval', 1)
@@ -166,12 +145,6 @@ def test_a_cluster_without_ray_is_refused_before_anything_runs(
     assert "--ray needs the Python package 'ray'" in told.err
     # Neither the study's title nor a bar.
     assert told.out == '' and len(told.err.splitlines()) == 1
-
-
-def test_a_page_of_nothing_is_refused(tmp_path, capsys):
-    assert main(['study', '--page', '--out', str(tmp_path)]) == 2
-    assert f'--out {tmp_path}: there is no study_*.json' in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture

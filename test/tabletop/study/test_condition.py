@@ -80,18 +80,6 @@ def test_the_base_condition_is_what_the_executor_ships_with(request):
     assert BASE.max_overrun_steps == shipped['max_overrun_steps']
 
 
-def test_the_delay_study_has_every_hand_over_and_every_way_of_tying():
-    tied = {(c.handover, c.rtc_mode) for c in STUDIES['delay'].conditions}
-    assert tied == {
-        ('switch', 'off'),
-        ('blend', 'off'),
-        ('ensemble', 'off'),
-        ('rtc', 'guided'),
-        ('rtc', 'jacobian'),
-        ('rtc', 'hard_prefix'),
-    }
-
-
 def test_a_study_does_not_run_a_condition_twice():
     with pytest.raises(ValueError, match='named twice'):
         Study('s', 't', 'q', (BASE, BASE), x='variant', episodes=20)
@@ -113,35 +101,6 @@ def test_a_reference_of_each_condition_must_be_in_the_study():
             episodes=20,
             reference={'precision': 'float32'},
         )
-
-
-@pytest.mark.parametrize(('name', 'count'), [('eight_bits', 4), ('precision', 6)])
-def test_precisions_are_compared_with_float32_of_their_backend_and_scene(name, count):
-    study = STUDIES[name]
-    found = {
-        (one.backend, one.variant, one.precision): study.reference_of(one)
-        for one in study.conditions
-    }
-    assert len(found) == count and study.episodes == 200 and study.judges
-    for (backend, variant, _), reference in found.items():
-        assert reference is not None
-        expected = (backend, variant, 'float32')
-        assert (reference.backend, reference.variant, reference.precision) == expected
-    judged = {key for key in found if key[2] != 'float32'}
-    assert (
-        judged
-        == {
-            'eight_bits': {
-                ('onnxruntime', 'still', 'int8'),
-                ('onnxruntime', 'moving', 'int8'),
-            },
-            'precision': {
-                ('torch', variant, precision)
-                for variant in ('still', 'moving')
-                for precision in ('bfloat16', 'float16')
-            },
-        }[name]
-    )
 
 
 @pytest.mark.parametrize('precision', ['int8', 'fp8', 'nvfp4'])

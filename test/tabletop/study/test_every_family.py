@@ -14,6 +14,7 @@ import pytest
 from family_contracts import contracts
 from family_contracts.robot import CAMERAS, JOINTS
 from made_once import made_once
+from thorough import thorough_but
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.execution.columns import Column
@@ -91,7 +92,8 @@ def source_of(family: str) -> PolicySource:
 
 
 @pytest.mark.usefixtures('short_tasks')
-@pytest.mark.parametrize('family', FAMILIES)
+# One of each head.
+@pytest.mark.parametrize('family', thorough_but(['pi05', 'act', 'openvla'], FAMILIES))
 def test_its_chunks_drive_the_arm_and_follow_from_what_it_sees(family, arm):
     source = source_of(family)
     # A chunk of one row leaves nothing to execute while the next is made.

@@ -96,14 +96,6 @@ def test_conditions_may_each_have_a_reference_of_their_own(results):
     assert drawn.count('+0 -0, p 1, ') == 2
 
 
-@pytest.mark.usefixtures('undrawn')
-def test_a_page_of_studies_from_before_intervals_were_noted_has_none(record):
-    text = json.dumps(record)
-    older = json.loads(re.sub(r', "low": -0[.0-9]+, "high": 0[.0-9]+}', '}', text))
-    assert older['conditions'][1]['versus_reference'] == {'won': 0, 'lost': 0, 'p': 1.0}
-    assert '<td>+0 -0, p 1</td>' in study_page([older])
-
-
 def test_the_version_of_onnx_runtime_stands_in_a_study_that_ran_on_it(record, results):
     assert 'onnxruntime' not in record['versions']
     condition = Condition(backend='onnxruntime')
@@ -182,11 +174,6 @@ def test_a_stray_file_among_the_results_is_named(record, tmp_path):
         stray.write_text(text)
         with pytest.raises(ValueError, match=rf'study_zzz\.json: {words}.*move it elsewhere'):
             read_studies(tmp_path)
-
-
-def test_the_results_that_come_with_the_project_are_read():
-    folder = ROOT / 'benchmark' / 'results'
-    assert len(read_studies(folder)) == len(list(folder.glob('study_*.json'))) > 0
 
 
 COMMITTED = RESULTS / 'study.html'

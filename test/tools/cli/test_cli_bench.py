@@ -8,7 +8,6 @@ import re
 import pytest
 import torch
 import yaml
-from commands import run_command
 from onnx_bundles import copy_bundle, tiny_onnx_bundle
 from tiny_policy import tiny_spec, write_tiny_policy
 
@@ -73,14 +72,6 @@ def test_the_json_names_versions_machine_and_device(bundle, tmp_path):
     assert figures['milliseconds']['miss']['total']['count'] == 2
 
 
-def test_no_floor_is_shown_where_there_is_no_rate(bundle, monkeypatch, capsys):
-    monkeypatch.setattr('vla_tools.performance.bench.rates_of', lambda *arguments: None)
-    assert bench(bundle) == 0
-    text = capsys.readouterr().out
-    assert "no 'least'" in text
-    assert 'of least' not in text
-
-
 def test_half_precision_on_a_cpu_has_no_column_of_floors_and_says_why(bundle, capsys):
     assert bench(bundle, '--precision', 'bfloat16') == 0
     text = capsys.readouterr().out
@@ -117,43 +108,12 @@ def test_device_memory_is_shown_where_there_is_a_device():
     }
     lines = describe(figures).splitlines()
     assert 'tensorrt on NVIDIA H200' in lines[0]
+    assert any(line.startswith("no 'least'") for line in lines)
     assert lines[-2:] == ['device memory: 3,072 MiB in use', 'note: closing the policy: so']
     figures['memory'] |= {'resident_peak': None, 'device': None, 'device_is': 'not known: why'}
     lines = describe(figures).splitlines()
     assert 'resident memory: not known at most, 1 MiB before loading' in lines
     assert lines[-2] == 'device memory: not known: why'
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'text'),
-    [
-        (['--device', 'cuda'], "device 'cuda': no CUDA device answers here"),
-        (['--backend', 'onnxruntime'], 'vision.onnx: is missing'),
-        (['--views', '9'], 'this policy has 2 cameras'),
-    ],
-)
-def test_what_cannot_be_measured_here_ends_in_2_with_the_reason(bundle, arguments, text, capsys):
-    if arguments == ['--device', 'cuda'] and torch.cuda.is_available():
-        pytest.skip('this machine has a GPU')
-    assert bench(bundle, *arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith('error: ')
-    assert text in error
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'text'),
-    [
-        (['--threads', '-1'], "--threads: '-1' is not a whole number from 0 to 256"),
-        (['--steps', 'x'], "--steps: 'x' is not a whole number from 1 to 100"),
-        (['--views', '-1'], "--views: '-1' is not a whole number of at least 1"),
-        (['--rows', '3'], '--rows: invalid choice: 3'),
-        (['--rows', 'two'], "--rows: invalid int value: 'two'"),
-    ],
-)
-def test_a_number_that_cannot_be_is_refused_with_its_option(bundle, arguments, text, capsys):
-    assert bench(bundle, *arguments) == 2
-    assert text in capsys.readouterr().err
 
 
 def test_the_table_is_shown_where_the_file_cannot_be_written(bundle, tmp_path, monkeypatch, capsys):
@@ -175,19 +135,6 @@ def test_the_file_is_written_where_the_table_cannot_be_shown(bundle, tmp_path, m
     out = tmp_path / 'bench.json'
     assert bench(bundle, '--json', str(out)) == 2
     assert json.loads(out.read_text())['figures']['milliseconds']['hit']['total']['count'] == 2
-
-
-def test_figures_without_the_devices_rates_are_figures_all_the_same(bundle, monkeypatch, capsys):
-    def fail(*arguments: object) -> None:
-        raise AssertionError('Torch not compiled with CUDA enabled')
-
-    monkeypatch.setattr('vla_tools.performance.bench.rates_of', fail)
-    assert bench(bundle) == 0
-    text = capsys.readouterr().out
-    assert re.search(r'^hit, ms +median', text, re.MULTILINE)
-    assert text.splitlines()[-1] == (
-        "note: the device's rates: AssertionError: Torch not compiled with CUDA enabled"
-    )
 
 
 @pytest.mark.parametrize(
@@ -217,28 +164,6 @@ def test_an_inference_that_fails_is_an_error_without_a_trace(bundle, monkeypatch
     monkeypatch.setattr('vla_runtime.policy.Policy.infer', fail)
     assert bench(bundle) == 2
     assert capsys.readouterr().err == 'error: CUDA error: out of memory\n'
-
-
-def test_an_error_comes_before_pytorch_is_imported(bundle):
-    """The others: `test_cli_refusals.py`."""
-    done = run_command('bench', bundle, '--device', 'cuda:99')
-    assert done.returncode == 2
-    assert "device 'cuda:99': " in done.stderr
-    assert 'Traceback' not in done.stderr
-    assert 'torch' not in done.imported
-
-
-@pytest.mark.thorough
-def test_the_command_measures_and_imports_pytorch_then(bundle):
-    done = run_command('bench', bundle, '--repeats', '1', '--threads', '1')
-    assert done.returncode == 0, done.stderr
-    assert 'hit, ms' in done.stdout
-    assert 'torch' in done.imported
-
-
-def test_help_shows_examples(capsys):
-    assert main(['bench', '--help']) == 0
-    assert 'vla_runtime bench engines/demo' in capsys.readouterr().out
 
 
 @pytest.mark.thorough

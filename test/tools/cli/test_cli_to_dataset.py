@@ -76,11 +76,6 @@ def test_a_folder_of_recordings_is_read_and_none_twice(
     assert '1 episode, 60 frames' in capsys.readouterr().out
 
 
-def test_a_path_that_is_no_bag_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(['to-dataset', str(tmp_path / 'none'), '--out', str(tmp_path / 'out')]) == 2
-    assert f'error: {tmp_path / "none"}: does not exist' in capsys.readouterr().err
-
-
 def test_ended_by_a_signal_it_leaves_nothing_behind(given: list[str], tmp_path: Path) -> None:
     """The signal comes while the first frames are written."""
     code = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from thorough import thorough_after
+from thorough import thorough_after, thorough_but
 
 pytest.importorskip('pyarrow', reason='data sets need pyarrow')
 pytest.importorskip('rosbags', reason='bags need rosbags')
@@ -20,12 +21,15 @@ pytest.importorskip('rosbags', reason='bags need rosbags')
 import pyarrow.parquet as pq
 import recorded_bag
 from dataset_bag import MS, START_NS, Story, command, jpeg, pixels, position, write_bag
-from rosbags.rosbag2 import StoragePlugin
+from rosbags.rosbag2 import StoragePlugin, Writer
 from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.recording.storage_file import message_types
 from vla_runtime.recording.topics import MissingTopicError
 from vla_runtime.robot.file import load_robot
 from vla_tools.dataset import bag_frames
+from vla_tools.dataset.bag_contents import read_contents
 from vla_tools.dataset.bag_facts import read_facts
 from vla_tools.dataset.convert import DatasetOptions, Result, convert
 from vla_tools.dataset.layout import DatasetError
@@ -163,6 +167,8 @@ def test_a_damaged_frame_is_replaced_by_the_one_before_and_counted(make: Any) ->
     assert made.result.damaged == 2
     assert made.image('hand', 5) == made.image('hand', 4) == jpeg(4)
     assert 'the one before was taken' in ' '.join(made.result.lines())
+    (fault,) = (line for line in made.result.lines() if "camera 'hand'" in line)
+    assert '/hand/image' in fault
     # Before there is a sound one the episode has not begun.
     made = make(Story(damaged=(0, 1)))
     assert made.image('hand', 0) == jpeg(2)
@@ -306,29 +312,40 @@ def test_several_bags_become_one_data_set(tmp_path: Path, robot_file: Path) -> N
 # ---------------------------------------------------------------- what cannot be used
 
 
+SILENT = {'top': (0, 3000)}
+
+
 @pytest.mark.parametrize(
-    ('story', 'options', 'words'),
+    ('story', 'words', 'early'),
     [
-        (Story(said=()), {}, '--task'),
-        (Story(step_ms=0), {}, 'with --fps'),
-        (Story(step_ms=30), {}, 'no whole number'),
+        (Story(said=()), '--task', True),
+        (Story(said=((0, ' '),)), '--task', True),
+        (Story(step_ms=0), 'with --fps', True),
+        (Story(step_ms=30), 'no whole number', True),
         # Of a damaged chunk.
-        (Story(step_ms=400_000), {}, r'the policy.s 0\.0025 steps a second are no whole number'),
-        (Story(commands=False), {}, '--actions'),
-        (Story(no_frames={'top': (0, 3000)}), {}, "'top'"),
-        (Story(length_ms=500), {}, 'no episode in which'),
-        (
-            Story(damaged=tuple(range(60))),
-            {},
-            "'hand'",
-        ),
+        (Story(step_ms=400_000), r'the policy.s 0\.0025 steps a second are no whole', True),
+        (Story(commands=False), '--actions', True),
+        (Story(no_frames=SILENT), "'top'", True),
+        (Story(no_frames=SILENT, plugin=StoragePlugin.SQLITE3), "'top'", True),
+        (Story(length_ms=500), 'no episode in which', False),
+        (Story(damaged=tuple(range(60))), "'hand'", False),
+        (Story(encoding='8UC3'), "'top'", False),
+        (Story(encoding='32FC1'), "'top'", False),
+        (Story(encoding='yuv444'), "'top'", False),
     ],
 )
-def test_what_is_missing_is_named_with_what_mends_it(
-    make: Any, tmp_path: Path, story: Story, options: dict[str, Any], words: str
+def test_what_is_missing_is_named_before_the_bag_is_read_where_that_can_be(
+    make: Any,
+    tmp_path: Path,
+    story: Story,
+    words: str,
+    early: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if early:
+        monkeypatch.setattr('vla_tools.dataset.convert.read_contents', lambda *_: pytest.fail())
     with pytest.raises((DatasetError, MissingTopicError), match=words):
-        make(story, **options)
+        make(story)
     assert not any('out' in path.name for path in tmp_path.iterdir())
 
 
@@ -337,26 +354,6 @@ def test_a_blank_instruction_is_told_apart_from_a_topic_that_is_missing(make: An
         make(Story(said=()))
     with pytest.raises(DatasetError, match=r'topic /\S*/instruction is there, but.*--task'):
         make(Story(said=((0, ' '),)))
-
-
-@pytest.mark.parametrize(
-    'story',
-    [
-        Story(said=()),
-        Story(said=((0, ' '),)),
-        Story(step_ms=0),
-        Story(step_ms=30),
-        Story(commands=False),
-        Story(no_frames={'top': (0, 3000)}),
-        Story(no_frames={'top': (0, 3000)}, plugin=StoragePlugin.SQLITE3),
-    ],
-)
-def test_what_is_missing_is_found_before_the_bag_is_read(
-    make: Any, story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr('vla_tools.dataset.convert.read_contents', lambda *_: pytest.fail())
-    with pytest.raises((DatasetError, MissingTopicError)):
-        make(story)
 
 
 def _recorded(folder: Path, family: str) -> Path:
@@ -514,24 +511,6 @@ def changed(robot_file: Path, tmp_path: Path, old: str, new: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ('encoding', 'words'),
-    [
-        (
-            '8UC3',
-            "'top'",
-        ),
-        ('32FC1', "'top'"),
-        ('yuv444', "'top'"),
-    ],
-)
-def test_an_encoding_that_is_not_read_is_named_with_camera_topic_and_remedy(
-    make: Any, encoding: str, words: str
-) -> None:
-    with pytest.raises(DatasetError, match=words):
-        make(Story(encoding=encoding))
-
-
 def test_the_robot_file_says_what_bytes_of_a_camera_mean(
     make: Any, tmp_path: Path, robot_file: Path
 ) -> None:
@@ -539,13 +518,6 @@ def test_the_robot_file_says_what_bytes_of_a_camera_mean(
     made = make(Story(encoding='8UC3'), robot=load_robot(robot))
     shown = Image.open(io.BytesIO(made.column('observation.images.top')[0]['bytes']))
     np.testing.assert_array_equal(np.asarray(shown), pixels(0)[:, :, ::-1])
-
-
-def test_frames_that_are_damaged_are_named_once(make: Any) -> None:
-    made = make(Story(damaged=(10, 11)))
-    assert made.result.damaged == 2
-    (fault,) = (line for line in made.result.lines() if "camera 'hand'" in line)
-    assert '/hand/image' in fault
 
 
 def test_stamps_of_the_receipt_are_the_times_of_the_recording(
@@ -567,3 +539,110 @@ def ages_ms(made: Any) -> np.ndarray:
     number = {pixels(n).tobytes(): n for n in range(60)}
     frames = np.array([number[np.asarray(one).tobytes()] for one in shown])
     return made.column('observation.state')[:, 0] / position(1.0) - 50 * frames
+
+
+MUTATIONS = 30
+STORY = {
+    'said': ((0, 'wave'), (1500, 'point')),
+    'episodes': ((0, 1),),
+    'verdicts': ((1400, True),),
+}
+
+
+def damaged(data: bytes, seed: int) -> bytes:
+    """Cut the file, or change some of its bytes."""
+    dice, changed = random.Random(seed), bytearray(data)
+    if dice.random() < 0.3:
+        return bytes(changed[: dice.randrange(len(changed))])
+    for _ in range(dice.choice((1, 5, 50, 500))):
+        changed[dice.randrange(len(changed))] = dice.randrange(256)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    'mutations', [MUTATIONS, pytest.param(2000, marks=pytest.mark.slow)], ids=['few', 'many']
+)
+@pytest.mark.parametrize(
+    'plugin', thorough_but([StoragePlugin.MCAP], [StoragePlugin.MCAP, StoragePlugin.SQLITE3])
+)
+def test_nothing_but_our_own_errors(
+    tmp_path: Path, robot_file: Path, plugin: StoragePlugin, mutations: int
+) -> None:
+    whole = write_bag(tmp_path / 'whole', Story(plugin=plugin, **STORY))
+    file = next(path for path in whole.iterdir() if path.suffix in ('.mcap', '.db3'))
+    data, options, made = file.read_bytes(), DatasetOptions(robot=load_robot(robot_file)), 0
+    (tmp_path / 'bag').mkdir()
+    for seed in range(mutations):
+        (tmp_path / 'bag' / file.name).write_bytes(damaged(data, seed))
+        try:
+            made += convert([tmp_path / 'bag'], tmp_path / 'out', options, force=True).episodes > 0
+        # Of a data set, a bag, a robot file or an image.
+        except ValueError as error:
+            assert type(error).__module__.startswith('vla_')
+    assert 0 < made < mutations
+    assert {path.name for path in tmp_path.iterdir()} == {'whole', 'bag', 'out'}
+
+
+def test_a_stamp_that_is_years_away_asks_for_no_memory(tmp_path: Path, robot_file: Path) -> None:
+    bag = write_bag(tmp_path / 'bag', Story(length_ms=3000, late_ms=300_000_000_000))
+    result = convert([bag], tmp_path / 'out', DatasetOptions(robot=load_robot(robot_file)))
+    # The last of every source is good for half a second more.
+    assert result.episodes == 1 and 60 <= result.frames <= 70
+
+
+HANDS = """
+format: 1
+name: hands
+joints:
+  - {name: arm, unit: rad, lower: -3.0, upper: 3.0, velocity: 1.0}
+  - {name: left, unit: m, lower: 0.0, upper: 0.1, velocity: 1.0, zero: 0.02, one: 0.06,
+     command: {name: gripper, unit: rad, zero: -0.5, one: 1.5}}
+  - {name: right, unit: rad, lower: 0.0, upper: 1.0, velocity: 1.0, command: {name: jaw, unit: deg}}
+outputs:
+  - {kind: joint_group_command, topic: commands/joint_group, group: arm, joints: [arm]}
+  - {kind: joint_single_command, topic: commands/joint_single, joints: [left]}
+  - {kind: parallel_gripper_command, topic: jaw/gripper_cmd, joints: [right]}
+"""
+NS = 1_700_000_000_000_000_000
+SINGLE = 'interbotix_xs_msgs/msg/JointSingleCommand'
+GROUP = 'interbotix_xs_msgs/msg/JointGroupCommand'
+JOINTS = 'sensor_msgs/msg/JointState'
+
+
+def joint_state(names: list[str], positions: list[float], stamp_ns: int):
+    types = message_types().types
+    stamp = types['builtin_interfaces/msg/Time'](sec=stamp_ns // 10**9, nanosec=stamp_ns % 10**9)
+    header = types['std_msgs/msg/Header'](stamp=stamp, frame_id='')
+    nothing = np.zeros(0)
+    return types[JOINTS](header, names, np.array(positions), nothing, nothing)
+
+
+def write_commands(folder):
+    types = message_types()
+    messages = {
+        ('/joint_states', JOINTS): joint_state(['arm', 'left', 'right'], [0.1, 0.03, 0.5], NS),
+        ('/commands/joint_group', GROUP): types.types[GROUP](
+            name='arm', cmd=np.array([0.25], dtype=np.float32)
+        ),
+        ('/commands/joint_single', SINGLE): types.types[SINGLE](name='gripper', cmd=0.5),
+        ('/jaw/gripper_cmd/goal', JOINTS): joint_state(['jaw'], [45.0], NS),
+    }
+    with Writer(folder, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        for (topic, kind), message in messages.items():
+            connection = writer.add_connection(topic, kind, typestore=types)
+            writer.write(connection, NS, bytes(types.serialize_cdr(message, kind)))
+    return folder
+
+
+def test_commands_are_in_the_joints_own_units(tmp_path):
+    (tmp_path / 'robot.yaml').write_text(HANDS)
+    contents = read_contents(
+        BagReader(write_commands(tmp_path / 'bag')), load_robot(tmp_path / 'robot.yaml')
+    )
+    assert contents.missing_outputs == []
+    found = {series.names[0]: series.rows[0][0] for series in contents.actions}
+    assert found == {
+        'arm': 0.25,
+        'left': pytest.approx(0.04),
+        'right': pytest.approx(np.pi / 4),
+    }

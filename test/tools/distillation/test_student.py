@@ -281,9 +281,3 @@ def test_facts_of_the_teacher_are_told_before_the_data_is_looked_at(
     assert main(words) == 2
     said = capsys.readouterr().err
     assert 'no flow' in said and 'nowhere' not in said
-
-
-def test_a_head_without_a_flow_is_refused(data: Path, tmp_path: Path) -> None:
-    bundle = read_bundle(write_tiny_policy(tmp_path / 'act', tiny_spec('act')))
-    with pytest.raises(ValueError, match='no flow'):
-        Distillation(bundle, [], _settings(1), tmp_path)

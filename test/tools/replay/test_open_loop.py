@@ -14,7 +14,8 @@ from rosbags.typesys import Stores, get_typestore
 from vla_runtime.policy import Policy
 from vla_runtime.recording.topics import MissingTopicError
 from vla_runtime.robot.file import load_robot
-from vla_runtime.types import Observation
+from vla_runtime.types import ActionChunk, Observation
+from vla_tools.replay.motion import RecordedMotion, open_loop_error
 from vla_tools.replay.open_loop_run import run_open_loop
 from vla_tools.replay.recorded import ReplayError
 from vla_tools.replay.setup import Changes
@@ -198,3 +199,34 @@ def test_times_without_a_measurement_do_not_count(tmp_path, bundle, robot_file):
     # The last predictions reach beyond the end of the bag.
     assert np.isfinite(result.error.mean).all()
     assert result.error.predictions > 50
+
+
+STEP_NS = 100_000_000
+ROBOT = """
+format: 1
+name: turning
+joints:
+  - {name: wheel, unit: rad, continuous: true, velocity: 10.0}
+cameras:
+  - {name: top, topic: top/image}
+joint_states:
+  - {topic: joint_states}
+outputs:
+  - {kind: joint_trajectory, topic: arm/joint_trajectory, joints: [wheel]}
+"""
+
+
+@pytest.mark.parametrize('turns', [0, 1, -3])
+def test_whole_turns_of_a_continuous_joint_are_no_error(tmp_path: Path, turns: int) -> None:
+    (tmp_path / 'robot.yaml').write_text(ROBOT)
+    angles = np.pi - 0.25 + 0.1 * np.arange(11)
+    motion = RecordedMotion()
+    for index, angle in enumerate(angles):
+        # As a driver wraps it, between -pi and pi.
+        motion.add('wheel', index * STEP_NS, float(np.arctan2(np.sin(angle), np.cos(angle))))
+    # Half a step later than the measured ones, and 0.05 rad off.
+    ahead = angles[:8, None] + 0.1 + 2.0 * np.pi * turns
+    chunk = ActionChunk(ahead, ('wheel',), ('position',), STEP_NS * 1e-9, ahead)
+    error = open_loop_error([(STEP_NS // 2, chunk)], motion, load_robot(tmp_path / 'robot.yaml'))
+    np.testing.assert_allclose(error.largest, 0.05, atol=1e-9)
+    np.testing.assert_allclose(error.still[:, 0], 0.1 * np.arange(8), atol=1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,14 +13,17 @@ import numpy as np
 import pytest
 from paths import ROOT
 from recorded_bag import Turn, first_turns, record
+from thorough import thorough_but
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle.folder import Bundle
+from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.machine import machine
+from vla_runtime.messages.trajectories import chunk_to_message, message_to_chunk
 from vla_runtime.recording.bag_reader import BagReader
-from vla_tools.replay.recorded import SkippedInference, read_run
-from vla_tools.replay.rerun import Replay
+from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_tools.replay.recorded import ReplayError, SkippedInference, read_run
+from vla_tools.replay.rerun import Replay, compare_chunks, recorded_observations
 from vla_tools.replay.setup import Changes, _other_machine, fit_recording
 from vla_tools.replay.summary import ReplaySummary
 
@@ -58,7 +62,9 @@ def test_every_chunk_is_the_recorded_one_bit_for_bit(recording):
 _OF_HEAD = {'flow': {'real_time_chunking': True}, 'tokens': {'pipeline': 'packed'}}
 
 
-@pytest.mark.parametrize('family', ['pi0', 'smolvla', 'bitvla', 'openvla'])
+@pytest.mark.parametrize(
+    'family', thorough_but(['smolvla', 'openvla'], ['pi0', 'smolvla', 'bitvla', 'openvla'])
+)
 def test_every_family_replays(tmp_path, robot_file, family):
     made = write_tiny_policy(tmp_path / family, tiny_spec(family))
     head = find_family(family).head
@@ -257,3 +263,53 @@ def test_a_replay_imports_no_ros_2():
         [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == '[]'
+
+
+def test_states_and_instruction_are_those_of_the_reports(recording: Path, bundle: Path):
+    found = recorded_observations(recording, read_bundle(bundle), 100)
+    inferences = read_run(BagReader(recording)).inferences
+    assert len(found) == len(first_turns()) == len(inferences)
+    for one, recorded in zip(found, inferences, strict=True):
+        np.testing.assert_array_equal(one.state, recorded.state)
+        assert one.instruction == recorded.instruction
+        assert set(one.images) == {'top', 'wrist'}
+        assert one.images['wrist'].shape == (30, 40, 3)
+
+
+def test_of_many_every_second_is_read(recording: Path, bundle: Path):
+    every = recorded_observations(recording, read_bundle(bundle), 100)
+    some = recorded_observations(recording, read_bundle(bundle), len(every) // 2)
+    assert len(some) == len(every) // 2
+    for one, same in zip(some, every[::2], strict=True):
+        np.testing.assert_array_equal(one.images['top'], same.images['top'])
+
+
+def test_a_recording_without_images_says_what_is_missing(
+    tmp_path: Path, bundle: Path, robot_file: Path
+):
+    turns = [Turn(lost=('/top/image',)), Turn(lost=('/top/image',))]
+    bag = record(tmp_path / 'bag', bundle, robot_file, turns)
+    with pytest.raises(ReplayError):
+        recorded_observations(bag, read_bundle(bundle), 10)
+
+
+RATES_HZ = range(1, 121)
+HEADER = ChunkHeader(observation_ns=1, episode=1, number=0)
+
+
+def _chunk(step_time_s: float) -> ActionChunk:
+    rows = np.random.default_rng(0).normal(size=(50, 1))
+    return ActionChunk(rows, ('a',), ('position',), step_time_s, rows.astype(np.float32))
+
+
+def test_a_chunk_is_identical_to_itself_after_its_message_at_every_rate():
+    for rate_hz in RATES_HZ:
+        chunk = _chunk(1 / rate_hz)
+        recorded, _ = message_to_chunk(chunk_to_message(chunk, HEADER))
+        assert compare_chunks(recorded, chunk).identical, rate_hz
+
+
+def test_another_rate_cannot_be_compared():
+    for rate_hz in RATES_HZ:
+        with pytest.raises(ValueError, match='cannot be compared'):
+            compare_chunks(_chunk(1 / rate_hz), _chunk(1 / (rate_hz + 1)))

@@ -1,25 +1,31 @@
-"""Commands, parameters and files that the pages show are there, and robot files are valid."""
+"""Pages: commands run as shown, links lead somewhere, tables are the code's, the site builds."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import runpy
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import yaml
-from pages import PAGES, blocks, first_cells, prose, text_of
+from pages import PAGES, anchors, blocks, first_cells, links, prose, text_of
 from paths import PACKAGES, ROOT
 
 from vla_runtime.cli import main as program
+from vla_runtime.cli.main import main
 from vla_runtime.execution.command import ChunkRefusal, Reason
 from vla_runtime.execution.stopping import StopActions
+from vla_runtime.family.listing import family_folders
 from vla_runtime.nodes import output_types
 from vla_runtime.nodes.executor import outputs
 from vla_runtime.robot.file import load_robot
 from vla_runtime.robot.schema import ACTION_KINDS, OutputKind
+from vla_tools.cli.export import add_arguments
 from vla_tools.dataset import bag_contents
 from vla_tools.dataset.bag_facts import COMMAND_KINDS
 
@@ -196,3 +202,114 @@ def test_every_kind_of_output_is_in_every_table_of_kinds() -> None:
     assert output_types._TYPES.keys() | output_types._ELSEWHERE.keys() == kinds
     filled = outputs._FILLERS.keys() | set(ACTION_KINDS) | {'joint_trajectory'}
     assert filled == kinds == COMMAND_KINDS.keys() == bag_contents._READERS.keys()
+
+
+def resolves(page: str, link: str) -> bool:
+    name, _, anchor = link.partition('#')
+    target = (ROOT / page).parent / name if name else ROOT / page
+    inside = ROOT in (target.resolve(), *target.resolve().parents)
+    return inside and target.exists() and (not anchor or anchor in anchors(target))
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_relative_links_and_anchors_resolve(page: str) -> None:
+    assert [link for link in links(page) if '://' not in link and not resolves(page, link)] == []
+
+
+def listed_pages(page: str) -> list[str]:
+    """Pages in a page's tables of contents, by their path in the repository."""
+    toctrees = re.findall(r'^```\{toctree\}\n(.*?)^```$', text_of(page), re.MULTILINE | re.DOTALL)
+    names = [line for tree in toctrees for line in tree.splitlines() if re.match(r'\w', line)]
+    return [str(Path(page).parent / f'{name}.md') for name in names]
+
+
+def test_the_site_lists_every_page_once() -> None:
+    listed, left = [], ['docs/index.md']
+    while left:
+        page = left.pop()
+        listed.append(page)
+        left += listed_pages(page)
+    assert sorted(listed) == [page for page in PAGES if page.startswith('docs/')]
+
+
+FOLDERS = sorted(family_folders())
+
+
+def test_every_family_folder_has_its_page() -> None:
+    pages = (ROOT / 'docs' / 'reference' / 'families').glob('*.md')
+    assert sorted(path.stem for path in pages) == FOLDERS
+
+
+@pytest.mark.parametrize('page', ['families', *(f'families/{name}' for name in FOLDERS)])
+def test_options_of_a_familys_page_are_those_of_export(page: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    spans = re.findall(r'`([^`\n]+)`', prose(f'docs/reference/{page}.md'))
+    # Options of other verbs stand behind the verb.
+    options = ' '.join(span for span in spans if span.startswith('--'))
+    named = set(re.findall(r'--[a-z-]+', options))
+    assert named <= set(parser._option_string_actions)
+
+
+SITE = runpy.run_path(str(ROOT / 'docs' / 'site_pages.py'))
+VERBS = re.findall(r'^## (\S+)$', SITE['command_line'](), re.MULTILINE)
+
+
+def section(verb: str) -> str:
+    """A verb's section of the command line's page."""
+    page = SITE['command_line']() + '\n## '
+    return page.partition(f'## {verb}\n')[2].partition('\n## ')[0]
+
+
+def test_the_command_lines_page_has_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(['--help']) == 0
+    listed = re.findall(r'^    ([a-z-]+)(?: |$)', capsys.readouterr().out, re.MULTILINE)
+    assert len(listed) > 8 and sorted(VERBS) == sorted(listed)
+
+
+@pytest.mark.parametrize('verb', VERBS)
+def test_a_verbs_section_has_every_option(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, '--help']) == 0
+    options = re.findall(r'^  (--[a-z0-9-]+)', capsys.readouterr().out, re.MULTILINE)
+    assert [name for name in options if f'`{name}' not in section(verb)] == []
+
+
+@pytest.mark.parametrize(
+    ('link', 'of_the_site'),
+    [
+        ('../../engines/README.md#poses', 'bundle.md#poses'),
+        ('../../benchmark/README.md', '../appendix/measurements.md'),
+        ('../howto/launch.md#shutdown', '../howto/launch.md#shutdown'),
+        ('../../benchmark/results/gpu.json', '../../benchmark/results/gpu.json'),
+        ('https://arxiv.org/abs/2304.13705', 'https://arxiv.org/abs/2304.13705'),
+        # Left as it is, so that the build fails.
+        ('nowhere.md', 'nowhere.md'),
+    ],
+)
+def test_links_of_the_repository_become_links_of_the_site(link: str, of_the_site: str) -> None:
+    name = 'reference/topics'
+    made = SITE['relinked'](f'see [this]({link})', f'docs/{name}.md', name)
+    assert made == f'see [this]({of_the_site})'
+
+
+def built(docs: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    options = ('-q', '-W', '--keep-going', '-d', str(out / 'doctrees'), '-b', 'html')
+    return subprocess.run(
+        [sys.executable, '-m', 'sphinx', *options, '-c', str(ROOT / 'docs'), str(docs), str(out)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_the_site_builds_and_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
+    for name in ('sphinx', 'myst_parser', 'sphinx_rtd_theme'):
+        pytest.importorskip(name, reason='./run docs brings what builds the site')
+    done = built(ROOT / 'docs', tmp_path / 'site')
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / 'site' / 'index.html').is_file()
+    broken = tmp_path / 'broken'
+    broken.mkdir()
+    (broken / 'index.md').write_text('# Page\n\n[nowhere](nowhere.md)\n', encoding='utf-8')
+    done = built(broken, tmp_path / 'broken_site')
+    assert done.returncode != 0 and 'nowhere' in done.stderr
