@@ -52,10 +52,6 @@ class ActCase(ReferenceCase):
         """A mask (V,) that hides no camera."""
         return torch.ones(len(self.cameras), dtype=torch.bool)
 
-    def prefix(self, b: int) -> Mapping[str, Tensor]:
-        """Outputs of the prefix network for batch entry b."""
-        return self.network.prefix(self.image_tokens(b), self.visible(), state=self.state(b))
-
 
 def dims_of_case(d: Mapping[str, Any], weights: Mapping[str, Tensor]) -> ActDims:
     """Our dimensions of a case; the backbone's are those of its weights, under LeRobot's names."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ import numpy as np
 import torch
 from reference_cases import find
 from safetensors.torch import load_file, save_file
+
+from vla_convert.checkpoints.tensor_names import TensorNames
+from vla_runtime.families.flow_network import weight_shapes
+from vla_runtime.family.listing import find_family
 
 END_TO_END = 'lerobot_*.end_to_end.json'
 LM_HEAD = 'paligemma_with_expert.paligemma.lm_head.weight'
@@ -184,69 +189,31 @@ def pi0_tensors() -> dict[str, torch.Tensor]:
     return load_file(Path(__file__).parent / 'cases' / 'pi0_a.weights.safetensors')
 
 
-def full_size_names(family: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a published pi0.5 or pi0 policy, as openpi's converter writes them."""
-    vision = 'paligemma_with_expert.paligemma.model.vision_tower.vision_model'
-    language = 'paligemma_with_expert.paligemma.model.language_model'
-    expert = 'paligemma_with_expert.gemma_expert.model'
-    projector = 'paligemma_with_expert.paligemma.model.multi_modal_projector.linear'
+def full_size_shapes(
+    family: str, names: TensorNames, stored: Iterable[str]
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a family's published policy, as its checkpoints have them.
 
-    def linear(name: str, out: int, into: int) -> dict[str, tuple[int, ...]]:
-        return {f'{name}.weight': (out, into), f'{name}.bias': (out,)}
-
-    def norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
-        return {f'{name}.weight': (width,), f'{name}.bias': (width,)}
-
-    def expert_norm(name: str) -> dict[str, tuple[int, ...]]:
-        return (
-            linear(f'{name}.dense', 3072, 1024) if family == 'pi05' else {f'{name}.weight': (1024,)}
-        )
-
-    def gemma(prefix: str, width: int, mlp: int) -> dict[str, tuple[int, ...]]:
-        return {
-            f'{prefix}.self_attn.q_proj.weight': (2048, width),
-            f'{prefix}.self_attn.k_proj.weight': (256, width),
-            f'{prefix}.self_attn.v_proj.weight': (256, width),
-            f'{prefix}.self_attn.o_proj.weight': (width, 2048),
-            f'{prefix}.mlp.gate_proj.weight': (mlp, width),
-            f'{prefix}.mlp.up_proj.weight': (mlp, width),
-            f'{prefix}.mlp.down_proj.weight': (width, mlp),
-        }
-
-    shapes: dict[str, tuple[int, ...]] = {
-        f'{vision}.embeddings.patch_embedding.weight': (1152, 3, 14, 14),
-        f'{vision}.embeddings.patch_embedding.bias': (1152,),
-        f'{vision}.embeddings.position_embedding.weight': (256, 1152),
-        **norm(f'{vision}.post_layernorm', 1152),
-        **linear(projector, 2048, 1152),
-        # safetensors' save_model keeps one of two tied names: this one.
-        'paligemma_with_expert.paligemma.lm_head.weight': (257152, 2048),
-        'paligemma_with_expert.gemma_expert.lm_head.weight': (257152, 1024),
-        f'{language}.norm.weight': (2048,),
-        **expert_norm(f'{expert}.norm'),
-        **linear('action_in_proj', 1024, 32),
-        **linear('action_out_proj', 32, 1024),
-    }
-    for index in range(27):
-        layer = f'{vision}.encoder.layers.{index}'
-        shapes |= norm(f'{layer}.layer_norm1', 1152) | norm(f'{layer}.layer_norm2', 1152)
-        for part in ('q_proj', 'k_proj', 'v_proj', 'out_proj'):
-            shapes |= linear(f'{layer}.self_attn.{part}', 1152, 1152)
-        shapes |= linear(f'{layer}.mlp.fc1', 4304, 1152) | linear(f'{layer}.mlp.fc2', 1152, 4304)
-    for index in range(18):
-        shapes |= gemma(f'{language}.layers.{index}', 2048, 16384)
-        shapes |= gemma(f'{expert}.layers.{index}', 1024, 4096)
-        for part in ('input_layernorm', 'post_attention_layernorm'):
-            shapes[f'{language}.layers.{index}.{part}.weight'] = (2048,)
-            shapes |= expert_norm(f'{expert}.layers.{index}.{part}')
-    if family == 'pi05':
-        return shapes | linear('time_mlp_in', 1024, 1024) | linear('time_mlp_out', 1024, 1024)
-    return {
-        **shapes,
-        **linear('action_time_mlp_in', 1024, 2048),
-        **linear('action_time_mlp_out', 1024, 1024),
-        **linear('state_proj', 1024, 32),
-    }
+    Args:
+        family: name of the family and of the preset.
+        names: what our names are, by theirs.
+        stored: names of a tiny checkpoint; a layer of it stands for all.
+    """
+    layer = re.compile(r'\.\d+\.')
+    theirs: dict[str, str] = {}
+    for name in stored:
+        if not names.is_unused(name):
+            template = layer.sub('.{}.', name, count=1)
+            theirs |= {layer.sub('.{}.', part, count=1): template for part in names.parts(name)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in weight_shapes(family, find_family(family).presets[family]).items():
+        index = layer.search(name)
+        template = theirs[layer.sub('.{}.', name, count=1)]
+        full = template.format(index[0].strip('.')) if index else template
+        # Packed tensors stand one behind the other.
+        packed = shapes.get(full, (0,))[0]
+        shapes[full] = (packed + shape[0], *shape[1:]) if shape else shape
+    return shapes
 
 
 def write_sparse_checkpoint(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:

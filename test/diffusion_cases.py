@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from network_cases import our_weights
-from safetensors.torch import load_file
+from network_cases import load_case
 from sampled_cases import SampledCase, scheduler_of_case
 from torch import Tensor
 
@@ -19,7 +17,6 @@ from vla_convert.readers.diffusion import NAMES
 from vla_runtime.families.blocks.dimensions import ResNetDims
 from vla_runtime.families.diffusion.declaration import DiffusionDims, UNetDims
 from vla_runtime.families.diffusion.networks import Diffusion
-from vla_runtime.families.flow_network import build_network
 
 
 @dataclass(frozen=True)
@@ -76,10 +73,4 @@ def dims_of_case(d: Mapping[str, Any]) -> DiffusionDims:
 
 @lru_cache(maxsize=4)
 def load_diffusion_case(path: Path) -> DiffusionCase:
-    """Read a case and load its weights under our names, every one of them."""
-    description = json.loads(path.read_text())
-    network = build_network('diffusion', dims_of_case(description))
-    assert isinstance(network, Diffusion)
-    network.load_state_dict(our_weights(path, NAMES))
-    network.eval().requires_grad_(False)
-    return DiffusionCase(description, load_file(path.with_suffix('.case.safetensors')), network)
+    return load_case(path, DiffusionCase, 'diffusion', dims_of_case, NAMES)

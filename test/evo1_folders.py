@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 import torch
 from evo1_cases import load_evo1_case
-from safetensors.torch import load_file, save_file
+from lerobot_folders import write_lerobot
+from safetensors.torch import load_file
 from tokenizers import pre_tokenizers
 from tokenizers.models import WordLevel
 
 from vla_convert.checkpoints.options import ExportOptions
 
-PREPROCESSOR, POSTPROCESSOR = 'policy_preprocessor.json', 'policy_postprocessor.json'
-_STATISTICS = 'policy_{}_step_{}_normalizer_processor.safetensors'
-
 
 def write_folder(folder: Path, path: Path, b: int) -> Path:
     """Write a case's batch entry as LeRobot saves a policy, with its stand-in tokenizer."""
     case = load_evo1_case(path, b)
-    d, dims = case.description, case.network.dims
-    folder.mkdir()
+    d, actions = case.description, case.network.dims.real_actions
     weights = load_file(path.with_suffix('.weights.safetensors'))
-    save_file(
-        {f'model.{name}': value for name, value in weights.items()}, folder / 'model.safetensors'
-    )
-    config = _config(d, len(case.of('raw_state')), dims.real_actions)
+    config = _config(d, len(case.of('raw_state')), actions)
     config['default_embodiment_id'] = int(case.of('embodiment_id'))
-    _write(folder / 'config.json', config)
-    _write_processors(folder, d, dims.real_actions)
+    lengths = {'observation.state': d['state_dim'], 'action': d['action_dim']}
+    # Padded as LeRobot pads them; -1 and 1 change nothing.
+    statistics = {
+        f'{feature}.{name}': torch.full((length,), value)
+        for feature, length in lengths.items()
+        for name, value in (('min', -1.0), ('max', 1.0))
+    }
+    normal = {'eps': 1e-8, 'norm_map': config['normalization_mapping']}
+    before = [
+        ('evo1_pad_state_processor', {'max_state_dim': d['state_dim']}),
+        ('evo1_pad_action_processor', {'max_action_dim': d['action_dim']}),
+        ('normalizer_processor', normal),
+    ]
+    after = [
+        ('unnormalizer_processor', normal),
+        ('evo1_action_processor', {'action_dim': actions, 'binarize_gripper': False}),
+    ]
+    named = {f'model.{name}': value for name, value in weights.items()}
+    write_lerobot(folder, named, config, before, after, statistics)
     _write_tokenizer(folder / 'tokenizer.json', d['words'])
     return folder
 
@@ -47,10 +57,6 @@ def options_of(path: Path, b: int) -> ExportOptions:
         vision_heads=case.description['v_heads'],
         kv_heads=case.description['num_kv_heads'],
     )
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=2))
 
 
 def _config(d: dict[str, Any], state: int, actions: int) -> dict[str, Any]:
@@ -79,48 +85,6 @@ def _config(d: dict[str, Any], state: int, actions: int) -> dict[str, Any]:
         'num_inference_timesteps': d['steps'],
         'return_cls_only': False,
     }
-
-
-def _write_processors(folder: Path, d: dict[str, Any], actions: int) -> None:
-    mapping = {'VISUAL': 'IDENTITY', 'STATE': 'MIN_MAX', 'ACTION': 'MIN_MAX'}
-    lengths = {'observation.state': d['state_dim'], 'action': d['action_dim']}
-    # Padded as LeRobot pads them; -1 and 1 change nothing.
-    statistics = {
-        f'{feature}.{name}': torch.full((length,), value)
-        for feature, length in lengths.items()
-        for name, value in (('min', -1.0), ('max', 1.0))
-    }
-
-    def normalizer(name: str, pipeline: str, step: int) -> dict[str, Any]:
-        file = _STATISTICS.format(pipeline, step)
-        save_file(statistics, folder / file)
-        config = {'eps': 1e-8, 'norm_map': mapping}
-        return {'registry_name': name, 'config': config, 'state_file': file}
-
-    before = [
-        {'registry_name': 'rename_observations_processor', 'config': {'rename_map': {}}},
-        {'registry_name': 'to_batch_processor', 'config': {}},
-        {
-            'registry_name': 'evo1_pad_state_processor',
-            'config': {'max_state_dim': d['state_dim']},
-        },
-        {
-            'registry_name': 'evo1_pad_action_processor',
-            'config': {'max_action_dim': d['action_dim']},
-        },
-        normalizer('normalizer_processor', 'preprocessor', 4),
-        {'registry_name': 'device_processor', 'config': {'device': 'cpu'}},
-    ]
-    after = [
-        normalizer('unnormalizer_processor', 'postprocessor', 0),
-        {
-            'registry_name': 'evo1_action_processor',
-            'config': {'action_dim': actions, 'binarize_gripper': False},
-        },
-        {'registry_name': 'device_processor', 'config': {'device': 'cpu'}},
-    ]
-    _write(folder / PREPROCESSOR, {'name': 'policy_preprocessor', 'steps': before})
-    _write(folder / POSTPROCESSOR, {'name': 'policy_postprocessor', 'steps': after})
 
 
 def _write_tokenizer(path: Path, words: list[str]) -> None:

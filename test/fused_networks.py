@@ -45,15 +45,13 @@ def prefix_of(
     return dict(fused.prefix(fused.vision(pixels), seen, **given))
 
 
-def velocity_of(
-    fused: Any, past: Mapping[str, Tensor], samples: int = 1, into: Any = None
-) -> tuple[Tensor, Any]:
+def velocity_of(fused: Any, past: Mapping[str, Tensor], into: Any = None) -> tuple[Tensor, Any]:
     """Velocity of random actions over a prefix, and what was laid out."""
     generator = torch.Generator().manual_seed(9)
     dims, rows = fused.dims, len(past['prefix_mask'])
-    x = torch.randn(samples * rows, dims.horizon, dims.action_dim, generator=generator)
+    x = torch.randn(rows, dims.horizon, dims.action_dim, generator=generator)
     head = {'state': torch.ones(rows, dims.state_dim)} if fused.family.name == 'pi0' else {}
-    prepared = fused.prepare_prefix(past, samples, into)
+    prepared = fused.prepare_prefix(past, into)
     step = fused.split_conditioning(fused.time_conditioning(torch.tensor([0.4])))
     return fused.velocity(x, prepared, step, **head).clone(), prepared
 

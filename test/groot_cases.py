@@ -70,11 +70,6 @@ class GrootCase(ReferenceCase):
         """Outputs of the prefix network."""
         return self.network.prefix(self.network.vision(self.pixels), self.visible, **self.rows())
 
-    def embedded(self) -> tuple[Tensor, Tensor]:
-        """Embeddings (1, P, …) and mask (1, P)."""
-        tokens = self.network.vision(self.pixels)
-        return self.network.embed_prefix(tokens[None], self.visible[None], **self.rows())
-
     def actions(self) -> Tensor:
         """The chunk of this entry, (H, A)."""
         return self.tensors['actions'][self.b]
@@ -88,11 +83,6 @@ class GrootCase(ReferenceCase):
 @dataclass(frozen=True)
 class GrootN16Case(GrootCase):
     """An entry of a case of N1.6, whose head sees no padding."""
-
-    def images(self, name: str) -> Tensor:
-        """A tensor (…, images, tokens, numbers) of the case, those of this entry's images."""
-        cameras = self.description['cameras']
-        return self.tensors[name][..., self.b * cameras : (self.b + 1) * cameras, :, :]
 
     @property
     def masks_padding(self) -> bool:

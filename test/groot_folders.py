@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from lerobot_folders import write_lerobot
 from reference_cases import shipped
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny_policy import tokenizer_of
 
 JOINTS = tuple('abcdefgh')
@@ -21,13 +21,11 @@ def write_groot_folder(target: Path, tag: str = 'so100') -> Path:
     """Write a folder with eight joints, seven actions, two cameras and every embodiment."""
     case = shipped('groot_n15_a')
     sizes = json.loads(case.read_text())
-    target.mkdir(parents=True)
     weights = load_file(case.with_suffix('.weights.safetensors'))
-    named = {f'_groot_model.{name}': value.contiguous() for name, value in weights.items()}
+    named = {f'_groot_model.{name}': value for name, value in weights.items()}
     # What LeRobot saves and nothing reads.
     unused = '_groot_model.backbone.eagle_model.language_model.lm_head.weight'
     named[unused] = torch.zeros(sizes['vocab'], sizes['width'])
-    save_file(named, str(target / 'model.safetensors'))
     random = np.random.default_rng(0)
     state, action = len(JOINTS), sizes['real_action_dim']
     low = {
@@ -42,26 +40,23 @@ def write_groot_folder(target: Path, tag: str = 'so100') -> Path:
         for key in low
         for name, values in (('min', low), ('max', high))
     }
-    _write(
-        target / 'config.json',
-        {
-            'type': 'groot',
-            'n_obs_steps': 1,
-            'chunk_size': 50,
-            'n_action_steps': 50,
-            'max_state_dim': sizes['state_dim'],
-            'max_action_dim': sizes['action_dim'],
-            'embodiment_tag': tag,
-            'input_features': {
-                'observation.state': {'type': 'STATE', 'shape': [state]},
-                **{
-                    f'observation.images.{name}': {'type': 'VISUAL', 'shape': [3, 60, 84]}
-                    for name in CAMERAS
-                },
+    config = {
+        'type': 'groot',
+        'n_obs_steps': 1,
+        'chunk_size': 50,
+        'n_action_steps': 50,
+        'max_state_dim': sizes['state_dim'],
+        'max_action_dim': sizes['action_dim'],
+        'embodiment_tag': tag,
+        'input_features': {
+            'observation.state': {'type': 'STATE', 'shape': [state]},
+            **{
+                f'observation.images.{name}': {'type': 'VISUAL', 'shape': [3, 60, 84]}
+                for name in CAMERAS
             },
-            'output_features': {'action': {'type': 'ACTION', 'shape': [action]}},
         },
-    )
+        'output_features': {'action': {'type': 'ACTION', 'shape': [action]}},
+    }
     pack = {
         'state_horizon': 1,
         'action_horizon': sizes['horizon'],
@@ -73,41 +68,13 @@ def write_groot_folder(target: Path, tag: str = 'so100') -> Path:
         'embodiment_mapping': SLOTS,
         'normalize_min_max': True,
     }
-    before = 'policy_preprocessor_step_2_groot_pack_inputs_v3.safetensors'
-    after = 'policy_postprocessor_step_0_groot_action_unpack_unnormalize_v1.safetensors'
-    for file in (before, after):
-        save_file(statistics, str(target / file))
-    _write(
-        target / 'policy_preprocessor.json',
-        {
-            'name': 'policy_preprocessor',
-            'steps': [
-                _step('rename_observations_processor', rename_map={}),
-                _step('to_batch_processor'),
-                {**_step('groot_pack_inputs_v3', **pack), 'state_file': before},
-                _step('groot_eagle_encode_v3'),
-                _step('groot_eagle_collate_v3'),
-                _step('device_processor', device='cpu'),
-            ],
-        },
-    )
-    unpack = _step(
-        'groot_action_unpack_unnormalize_v1', env_action_dim=action, normalize_min_max=True
-    )
-    _write(
-        target / 'policy_postprocessor.json',
-        {
-            'name': 'policy_postprocessor',
-            'steps': [{**unpack, 'state_file': after}, _step('device_processor', device='cpu')],
-        },
-    )
+    unpack = {'env_action_dim': action, 'normalize_min_max': True}
+    before = [
+        ('groot_pack_inputs_v3', pack),
+        ('groot_eagle_encode_v3', {}),
+        ('groot_eagle_collate_v3', {}),
+    ]
+    after = [('groot_action_unpack_unnormalize_v1', unpack)]
+    write_lerobot(target, named, config, before, after, statistics)
     (target / 'tokenizer.json').write_bytes(tokenizer_of('groot_n15').read_bytes())
     return target
-
-
-def _step(name: str, **config: Any) -> dict[str, Any]:
-    return {'registry_name': name, 'config': config}
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document))

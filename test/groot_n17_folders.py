@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from groot_cases import load_groot_case
+from lerobot_folders import write_lerobot
 from safetensors.torch import load_file, save_file
 
 from vla_runtime.types import Observation
@@ -85,8 +86,6 @@ def write_lerobot_folder(target: Path, case: Path, **changes: Any) -> Path:
         **changes: changes of the settings in the preprocessor's steps.
     """
     d = json.loads(case.read_text())
-    target.mkdir(parents=True)
-    _write_weights(target, case, '_groot_model.')
     shape = [3, d['raw_height'], d['raw_width']]
     features = {name: {'type': 'VISUAL', 'shape': shape} for name in d['camera_order']}
     config = {
@@ -102,7 +101,6 @@ def write_lerobot_folder(target: Path, case: Path, **changes: Any) -> Path:
             'action': {'type': 'ACTION', 'shape': [len(joints_of(case, 'action'))]}
         },
     }
-    _write(target / 'config.json', config)
     modality = {**d['modality_config'], 'video': {'modality_keys': d['camera_order']}}
     modality['video']['delta_indices'] = [0]
     pack = {
@@ -131,37 +129,21 @@ def write_lerobot_folder(target: Path, case: Path, **changes: Any) -> Path:
     }
     for step in (pack, encode, decode):
         step.update({key: value for key, value in changes.items() if key in step})
-    _write(
-        target / 'policy_preprocessor.json',
-        {
-            'name': 'policy_preprocessor',
-            'steps': [
-                _step('rename_observations_processor', rename_map={}),
-                _step('to_batch_processor'),
-                _step('groot_n1_7_pack_inputs_v1', **pack),
-                _step('groot_n1_7_vlm_encode_v1', **encode),
-                _step('device_processor', device='cpu'),
-            ],
-        },
+    return write_lerobot(
+        target,
+        _weights(case, '_groot_model.'),
+        config,
+        before=[('groot_n1_7_pack_inputs_v1', pack), ('groot_n1_7_vlm_encode_v1', encode)],
+        after=[('groot_n1_7_action_decode_v1', decode)],
+        statistics={},
     )
-    _write(
-        target / 'policy_postprocessor.json',
-        {
-            'name': 'policy_postprocessor',
-            'steps': [
-                _step('groot_n1_7_action_decode_v1', **decode),
-                _step('device_processor', device='cpu'),
-            ],
-        },
-    )
-    return target
 
 
 def write_nvidia_folder(target: Path, case: Path, **changes: Any) -> Path:
     """Write a folder of a case as NVIDIA does; `changes` are of the processor's settings."""
     d = json.loads(case.read_text())
     target.mkdir(parents=True)
-    _write_weights(target, case, '')
+    save_file(_weights(case, ''), target / 'model.safetensors')
     _write(
         target / 'config.json',
         {
@@ -202,17 +184,12 @@ def _images(d: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write_weights(target: Path, case: Path, prefix: str) -> None:
+def _weights(case: Path, prefix: str) -> dict[str, torch.Tensor]:
     weights = load_file(case.with_suffix('.weights.safetensors'))
     named = {f'{prefix}{name}': value.contiguous() for name, value in weights.items()}
     # What is saved and nothing reads.
     eagle = 'language_model.' if case.stem.startswith('groot_n16') else ''
-    named[f'{prefix}backbone.model.{eagle}lm_head.weight'] = torch.zeros(4, 4)
-    save_file(named, str(target / 'model.safetensors'))
-
-
-def _step(name: str, **config: Any) -> dict[str, Any]:
-    return {'registry_name': name, 'config': config}
+    return {**named, f'{prefix}backbone.model.{eagle}lm_head.weight': torch.zeros(4, 4)}
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from network_cases import our_weights
-from safetensors.torch import load_file
+from network_cases import load_case
 from sampled_cases import SampledCase, Sampling, scheduler_of_case
 from torch import Tensor
 
@@ -111,10 +109,4 @@ def dims_of_case(d: Mapping[str, Any]) -> MultiTaskDitDims:
 
 @lru_cache(maxsize=4)
 def load_multi_task_dit_case(path: Path) -> MultiTaskDitCase:
-    """Read a case and load its weights under our names, every one of them."""
-    description = json.loads(path.read_text())
-    network = build_network('multi_task_dit', dims_of_case(description))
-    assert isinstance(network, MultiTaskDit)
-    network.load_state_dict(our_weights(path, NAMES))
-    network.eval().requires_grad_(False)
-    return MultiTaskDitCase(description, load_file(path.with_suffix('.case.safetensors')), network)
+    return load_case(path, MultiTaskDitCase, 'multi_task_dit', dims_of_case, NAMES)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+from lerobot_folders import numbers_of, write_lerobot
 from multi_task_dit_cases import load_multi_task_dit_case
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from vla_convert.checkpoints.options import ExportOptions
 
@@ -32,10 +31,6 @@ def write_folder(folder: Path, path: Path, changes: Mapping[str, Any] | None = N
         changes: other values of config.json, as of the case's `samplers`.
     """
     d = load_multi_task_dit_case(path).description
-    folder.mkdir(parents=True)
-    weights = load_file(path.with_suffix('.weights.safetensors'))
-    save_file(weights, folder / 'model.safetensors')
-    (folder / 'tokenizer.json').write_bytes(path.with_suffix('.tokenizer.json').read_bytes())
     image = {'type': 'VISUAL', 'shape': [3, *d['image']]}
     inputs: dict[str, Any] = dict.fromkeys(d['camera_keys'], image)
     inputs['observation.state'] = {'type': 'STATE', 'shape': [d['state_dim']]}
@@ -51,30 +46,6 @@ def write_folder(folder: Path, path: Path, changes: Mapping[str, Any] | None = N
         'text_encoder_name': 'openai/clip-vit-base-patch16',
         **(changes or {}),
     }
-    _write(folder / 'config.json', config)
-    _write_processors(folder, d, inputs, outputs)
-    return folder
-
-
-def _write_processors(
-    folder: Path, d: dict[str, Any], inputs: dict[str, Any], outputs: dict[str, Any]
-) -> None:
-    statistics = {
-        f'{key}.{name}': torch.tensor(values).view(-1, 1, 1)
-        if 'images' in key
-        else torch.tensor(values)
-        for key, of_key in d['statistics'].items()
-        for name, values in of_key.items()
-    }
-    before, after = (f'policy_{part}_step.safetensors' for part in ('pre', 'post'))
-    for name in (before, after):
-        save_file(statistics, folder / name)
-
-    def normaliser(kind: str, features: dict[str, Any], state_file: str) -> dict[str, Any]:
-        config = {'eps': 1e-8, 'features': features, 'norm_map': d['normalization']}
-        return {'registry_name': kind, 'config': config, 'state_file': state_file}
-
-    device = {'registry_name': 'device_processor', 'config': {'device': 'cpu'}}
     tokenizer = {
         'max_length': d['tokenizer_max_length'],
         'task_key': 'task',
@@ -83,16 +54,20 @@ def _write_processors(
         'truncation': True,
         'tokenizer_name': 'openai/clip-vit-base-patch16',
     }
-    steps = [
-        {'registry_name': 'rename_observations_processor', 'config': {'rename_map': {}}},
-        {'registry_name': 'to_batch_processor', 'config': {}},
-        {'registry_name': 'tokenizer_processor', 'config': tokenizer},
-        device,
-        normaliser('normalizer_processor', inputs | outputs, before),
-    ]
-    _write(folder / 'policy_preprocessor.json', {'name': 'policy_preprocessor', 'steps': steps})
-    steps = [normaliser('unnormalizer_processor', outputs, after), device]
-    _write(folder / 'policy_postprocessor.json', {'name': 'policy_postprocessor', 'steps': steps})
+    normal = {'eps': 1e-8, 'norm_map': d['normalization']}
+    write_lerobot(
+        folder,
+        load_file(path.with_suffix('.weights.safetensors')),
+        config,
+        before=[
+            ('tokenizer_processor', tokenizer),
+            ('normalizer_processor', {**normal, 'features': inputs | outputs}),
+        ],
+        after=[('unnormalizer_processor', {**normal, 'features': outputs})],
+        statistics=numbers_of(d['statistics']),
+    )
+    (folder / 'tokenizer.json').write_bytes(path.with_suffix('.tokenizer.json').read_bytes())
+    return folder
 
 
 def options_of(path: Path) -> ExportOptions:
@@ -106,7 +81,3 @@ def options_of(path: Path) -> ExportOptions:
         vision_heads=d['v_heads'],
         kv_heads=d['t_heads'],
     )
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=2))

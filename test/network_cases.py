@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -117,13 +117,25 @@ def network_case_paths(*kinds: str) -> list[Path]:
 
 @lru_cache(maxsize=4)
 def load_network_case(path: Path) -> NetworkCase:
+    """Read a case of pi0 or pi0.5."""
+    family = json.loads(path.read_text())['kind']
+    return load_case(path, NetworkCase, family, dims_of_case, NAMES)
+
+
+def load_case(
+    path: Path,
+    case: Callable[..., Any],
+    family: str,
+    dims_of: Callable[[Mapping[str, Any]], PolicyDims],
+    names: TensorNames,
+    *more: object,
+) -> Any:
     """Read a case and load its weights under our names, every one of them."""
     description = json.loads(path.read_text())
-    network = build_network(description['kind'], dims_of_case(description))
-    network.load_state_dict(our_weights(path, NAMES))
+    network = build_network(family, dims_of(description))
+    network.load_state_dict(our_weights(path, names))
     network.eval().requires_grad_(False)
-    tensors = load_file(path.with_suffix('.case.safetensors'))
-    return NetworkCase(description, tensors, network)
+    return case(description, load_file(path.with_suffix('.case.safetensors')), network, *more)
 
 
 def our_weights(path: Path, names: TensorNames) -> dict[str, Tensor]:
@@ -205,7 +217,7 @@ def denoised(
     `rows` are the head's inputs that come from an observation.
     """
     step, x, states = DenoiseStep(network), noise, []
-    prepared = network.prepare_prefix(past, 1)
+    prepared = network.prepare_prefix(past)
     plan = torch.zeros_like(x) if plan is None else plan
     for k, t in enumerate(torch.tensor(flow_times(steps), dtype=torch.float32)):
         weight = torch.zeros(x.shape[1]) if weights is None else torch.from_numpy(weights[k])

@@ -1,7 +1,8 @@
 """OpenVLA-OFT policies made of OpenVLA's cases, their expected numbers, and their folders.
 
 Towers, projector and language model are those of a case, so the reference's own features hold for
-them; state projection and action head are drawn. What OFT makes of them comes from `oft_oracle`.
+them; state projection and action head are drawn. What OFT makes of them is in a file beside the
+case (test/cases/README.md).
 """
 
 from __future__ import annotations
@@ -16,14 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from oft_oracle import (
-    action_hidden,
-    cut_levels,
-    head_actions,
-    normalised_state,
-    prepared_image,
-    robot_actions,
-)
 from openvla_cases import OpenVlaCase, load_openvla_case
 from openvla_folders import write_folder
 from safetensors.torch import load_file
@@ -89,12 +82,10 @@ class OftCase:
 
     Attributes:
         description: of `description_of`.
-        weights: by their published names, float64.
     """
 
     of: OpenVlaCase
     description: Mapping[str, Any]
-    weights: Mapping[str, Tensor]
     network: OpenVlaOft
 
     @property
@@ -119,20 +110,10 @@ class OftCase:
         tokens, mask = self.of.prompt(request)
         return {'tokens': tokens, 'token_mask': mask, 'state': self.state(request)}
 
-    def hidden(self, request: int) -> Tensor:
-        """The oracle's features of the places of the actions, (K, W)."""
-        images = (self.pixels(request).double() + 1) / 2
-        ids = self.of.tensors[f'input_ids_{request}']
-        state = self.state(request)[0].double()
-        return action_hidden(self.weights, self.description, list(images), ids, state)
-
 
 @lru_cache(maxsize=4)
 def load_oft_case(path: Path) -> OftCase:
-    return make_oft_case(path, description_of(path))
-
-
-def make_oft_case(path: Path, d: Mapping[str, Any]) -> OftCase:
+    d = description_of(path)
     of = load_openvla_case(path)
     backbone = {name: getattr(of.network.dims, name) for name in BackboneDims.__dataclass_fields__}
     dims = OpenVlaOftDims(
@@ -151,8 +132,17 @@ def make_oft_case(path: Path, d: Mapping[str, Any]) -> OftCase:
             ours |= dict(zip(names, tensor.chunk(len(names)), strict=True))
     del ours['token_head.weight']
     network.load_state_dict({name: ours[name] for name in without_last_blocks(set(ours))})
-    weights = {name: tensor.double() for name, tensor in published.items()}
-    return OftCase(of, d, weights, network)
+    return OftCase(of, d, network)
+
+
+def expected_path(path: Path) -> Path:
+    """File with the numbers of OFT that belong to a case of OpenVLA."""
+    return path.with_name(f'{path.stem.replace("full", "oft")}.expected.safetensors')
+
+
+@lru_cache(maxsize=4)
+def expected(path: Path) -> Mapping[str, Tensor]:
+    return load_file(expected_path(path))
 
 
 def statistics_of(d: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,36 +226,18 @@ def cameras_of(d: Mapping[str, Any]) -> list[str]:
     return [f'camera_{number}' for number in range(d['cameras'])]
 
 
-def observed(case: OftCase, request: int) -> Observation:
+def observed(path: Path, d: Mapping[str, Any], request: int, form: str = '') -> Observation:
     """A raw observation; some numbers of its state lie beyond the statistics."""
     random = np.random.default_rng(request)
     sizes = [(112, 112), (96, 128), (150, 90)]
-    images = [
-        clear_image(random, sizes[(request + camera) % len(sizes)], case.description['image'])
-        for camera in range(case.description['cameras'])
-    ]
+    images = {}
+    for camera, name in enumerate(cameras_of(d)):
+        size = sizes[(request + camera) % len(sizes)]
+        # Earlier draws have levels that hang on the last bits of float32.
+        for _ in range(int(expected(path)[f'{form}draws_{request}'][camera])):
+            images[name] = random.integers(40, 216, (*size, 3), dtype=np.uint8)
     return Observation(
-        images=dict(zip(cameras_of(case.description), images, strict=True)),
-        state=random.uniform(-1.5, 1.5, case.description['state_dim']).astype(np.float32),
-        instruction=case.of.description['instructions'][request],
+        images=images,
+        state=random.uniform(-1.5, 1.5, d['state_dim']).astype(np.float32),
+        instruction=d['instructions'][request],
     )
-
-
-def clear_image(random: np.random.Generator, size: tuple[int, int], edge: int) -> np.ndarray:
-    """An image none of whose prepared levels hangs on the last bits of float32."""
-    while True:
-        image = random.integers(40, 216, (*size, 3), dtype=np.uint8)
-        levels = cut_levels(image, edge)
-        if np.abs(levels - np.round(levels))[(levels > 0) & (levels < 255)].min() > 3e-5:
-            return image
-
-
-def expected_chunk(case: OftCase, seen: Observation, request: int, by: str = 'q') -> Any:
-    """Normalised chunk and the robot's, as OFT's evaluation makes them of an observation."""
-    d, statistics = case.description, statistics_of(case.description)
-    images = [prepared_image(image, d['image']) for image in seen.images.values()]
-    state = torch.from_numpy(normalised_state(statistics['proprio'], seen.state.astype(float), by))
-    ids = case.of.tensors[f'input_ids_{request}']
-    hidden = action_hidden(case.weights, d, images, ids, state)
-    normalised = head_actions(case.weights, d, hidden)
-    return normalised, robot_actions(statistics['action'], normalised.numpy(), by)

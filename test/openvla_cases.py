@@ -32,10 +32,6 @@ class OpenVlaCase(ReferenceCase):
     def requests(self) -> range:
         return range(self.description['requests'])
 
-    @property
-    def tokenizer(self) -> Path:
-        return self.path.with_suffix('.tokenizer.json')
-
     def prompt(self, request: int) -> tuple[Tensor, Tensor]:
         """Tokens (1, L) and mask (1, L) of a request, padded to the network's prompt length."""
         found = self.tensors[f'input_ids_{request}']
@@ -49,13 +45,6 @@ class OpenVlaCase(ReferenceCase):
         d = self.network.dims
         mean, std = (torch.tensor(v)[:, None, None] for v in (d.siglip_mean, d.siglip_std))
         return ((siglip * std + mean) * 2.0 - 1.0)[None]
-
-    def past(self, request: int) -> Mapping[str, Tensor]:
-        """Outputs of the prefix network for a request."""
-        tokens, mask = self.prompt(request)
-        image_tokens = self.network.vision(self.pixels(request))
-        seen = torch.ones(1, dtype=torch.bool)
-        return self.network.prefix(image_tokens, seen, tokens=tokens, token_mask=mask)
 
 
 def language_of_case(d: Mapping[str, Any]) -> DecoderDims:

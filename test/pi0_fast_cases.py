@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from network_cases import ReferenceCase, our_weights, vision_of_case
-from safetensors.torch import load_file, save_file
+from lerobot_folders import numbers_of, write_lerobot
+from network_cases import ReferenceCase, load_case, vision_of_case
+from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.readers.pi0_fast import NAMES
 from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.pi0_fast.declaration import Pi0FastDims
 from vla_runtime.families.pi0_fast.networks import Pi0Fast
 from vla_runtime.processing.fast_tokens import FastScale, FastTokens
@@ -49,13 +49,6 @@ class Pi0FastCase(ReferenceCase):
         ours[0, :end] = tokens[:end]
         ours[0, end] = self.description['bos']
         return ours, torch.arange(len(tokens) + 1)[None] <= end
-
-    def past(self, b: int) -> Mapping[str, Tensor]:
-        """Outputs of the prefix network for a batch entry."""
-        pixels, seen = self.images(b)
-        tokens, mask = self.prompt(b)
-        image_tokens = self.network.vision(pixels)
-        return self.network.prefix(image_tokens, seen, tokens=tokens, token_mask=mask)
 
     def places(self, b: int) -> Tensor:
         """Places of the reference's prefix in the order of ours, those that are valid."""
@@ -107,25 +100,14 @@ def dims_of_case(d: Mapping[str, Any]) -> Pi0FastDims:
 
 @lru_cache(maxsize=4)
 def load_pi0_fast_case(path: Path) -> Pi0FastCase:
-    """Read a case and load its weights under our names, every one of them."""
-    d = json.loads(path.read_text())
-    network = cast(Pi0Fast, build_network('pi0_fast', dims_of_case(d)))
-    network.load_state_dict(our_weights(path, NAMES))
-    network.eval().requires_grad_(False)
-    return Pi0FastCase(d, load_file(path.with_suffix('.case.safetensors')), network, path)
+    return load_case(path, Pi0FastCase, 'pi0_fast', dims_of_case, NAMES, path)
 
 
 def write_folder(target: Path, path: Path, **changes: Any) -> Path:
     """Write a folder as LeRobot saves it, and the action tokenizer's beside it (`fast`)."""
     d = json.loads(path.read_text())
-    target.mkdir(parents=True)
-    prefix = d['key_prefix_in_checkpoints']
-    weights = load_file(path.with_suffix('.weights.safetensors'))
-    named = {f'{prefix}{name}': tensor for name, tensor in weights.items()}
-    save_file(named, target / 'model.safetensors', {'format': 'pt'})
-    shutil.copyfile(path.with_suffix('.text_tokenizer.json'), target / 'tokenizer.json')
     fast = target.parent / 'fast'
-    fast.mkdir(exist_ok=True)
+    fast.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path.with_suffix('.fast_tokenizer.json'), fast / 'tokenizer.json')
     numbers = {'scale': d['fast_scale'], 'min_token': d['fast_min_token']}
     (fast / 'processor_config.json').write_text(json.dumps(numbers))
@@ -164,52 +146,28 @@ def write_folder(target: Path, path: Path, **changes: Any) -> Path:
         'validate_action_token_prefix': False,
         **changes,
     }
-    (target / 'config.json').write_text(json.dumps(config))
-    _write_processors(target, d, config, mapping)
-    return target
-
-
-def _write_processors(
-    target: Path, d: Mapping[str, Any], config: Mapping[str, Any], mapping: Mapping[str, str]
-) -> None:
     relative = {'enabled': False, 'exclude_joints': [], 'action_names': None}
-    features = {**config['input_features'], **config['output_features']}
-    before, after = (
-        f'policy_{name}.safetensors'
-        for name in (
-            'preprocessor_step_3_normalizer_processor',
-            'postprocessor_step_0_unnormalizer_processor',
-        )
+    normal = {'eps': 1e-8, 'features': {**cameras, **state, **actions}, 'norm_map': mapping}
+    weights = load_file(path.with_suffix('.weights.safetensors'))
+    write_lerobot(
+        target,
+        {f'{d["key_prefix_in_checkpoints"]}{name}': tensor for name, tensor in weights.items()},
+        config,
+        before=[
+            ('relative_actions_processor', relative),
+            ('normalizer_processor', normal),
+            ('pi0_fast_prepare_state_tokenizer_processor_step', {}),
+            ('tokenizer_processor', {'max_length': d['tokens'], 'padding_side': 'right'}),
+            ('action_tokenizer_processor', {'max_action_tokens': d['max_action_tokens']}),
+        ],
+        after=[
+            ('unnormalizer_processor', normal),
+            ('absolute_actions_processor', {'enabled': False}),
+        ],
+        statistics=numbers_of(d['statistics']),
     )
-    normal = {'eps': 1e-8, 'features': features, 'norm_map': mapping}
-    steps = [
-        ('rename_observations_processor', {'rename_map': {}}),
-        ('to_batch_processor', {}),
-        ('relative_actions_processor', relative),
-        ('normalizer_processor', normal),
-        ('pi0_fast_prepare_state_tokenizer_processor_step', {}),
-        ('tokenizer_processor', {'max_length': d['tokens'], 'padding_side': 'right'}),
-        ('action_tokenizer_processor', {'max_action_tokens': d['max_action_tokens']}),
-        ('device_processor', {'device': 'cpu'}),
-    ]
-    written = [{'registry_name': name, 'config': values} for name, values in steps]
-    written[3]['state_file'] = before
-    pre = {'name': 'policy_preprocessor', 'steps': written}
-    (target / 'policy_preprocessor.json').write_text(json.dumps(pre))
-    back = [
-        {'registry_name': 'unnormalizer_processor', 'config': normal, 'state_file': after},
-        {'registry_name': 'absolute_actions_processor', 'config': {'enabled': False}},
-        {'registry_name': 'device_processor', 'config': {'device': 'cpu'}},
-    ]
-    post = {'name': 'policy_postprocessor', 'steps': back}
-    (target / 'policy_postprocessor.json').write_text(json.dumps(post))
-    statistics = {
-        f'{feature}.{name}': torch.tensor(values)
-        for feature, numbers in d['statistics'].items()
-        for name, values in numbers.items()
-    }
-    for file in (before, after):
-        save_file(statistics, target / file)
+    shutil.copyfile(path.with_suffix('.text_tokenizer.json'), target / 'tokenizer.json')
+    return target
 
 
 def options_of(path: Path, folder: Path, **further: Any) -> ExportOptions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from network_cases import ReferenceCase, our_weights, vision_of_case
-from safetensors.torch import load_file
+from network_cases import ReferenceCase, load_case, vision_of_case
 from torch import Tensor
 
 from vla_convert.readers.smolvla import NAMES
 from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.families.smolvla.networks import SmolVla
 
@@ -31,11 +28,6 @@ class SmolVlaCase(ReferenceCase):
         """Inputs of the prefix, one row for each batch entry."""
         names = ('tokens', 'token_mask', 'state')
         return {name: torch.stack([self.tensors[name][b] for b in entries]) for name in names}
-
-    def prefix(self, b: int) -> Mapping[str, Tensor]:
-        """Outputs of the prefix network for batch entry b."""
-        pixels, mask = self.images(b)
-        return self.network.prefix(self.network.vision(pixels), mask, **self.rows(b))
 
 
 def dims_of_case(d: Mapping[str, Any]) -> SmolVlaDims:
@@ -63,10 +55,4 @@ def dims_of_case(d: Mapping[str, Any]) -> SmolVlaDims:
 
 @lru_cache(maxsize=4)
 def load_smolvla_case(path: Path) -> SmolVlaCase:
-    """Read a case and load its weights under our names, every one of them."""
-    description = json.loads(path.read_text())
-    network = build_network('smolvla', dims_of_case(description))
-    assert isinstance(network, SmolVla)
-    network.load_state_dict(our_weights(path, NAMES))
-    network.eval().requires_grad_(False)
-    return SmolVlaCase(description, load_file(path.with_suffix('.case.safetensors')), network)
+    return load_case(path, SmolVlaCase, 'smolvla', dims_of_case, NAMES)

@@ -11,7 +11,9 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -30,7 +32,13 @@ from vla_runtime.engines.preflight import (
     check_backend,
     check_words,
 )
-from vla_runtime.engines.protocol import PackedEngine, PolicyEngine
+from vla_runtime.engines.protocol import (
+    FEATURES,
+    PackedEngine,
+    PolicyEngine,
+    PrefixSlot,
+    SessionEngine,
+)
 from vla_runtime.engines.recorded_cases import judged_as
 from vla_runtime.engines.triton_option import OFF, check_triton
 from vla_runtime.family.declaration import token_dims
@@ -39,12 +47,13 @@ from vla_runtime.inference.codec import PolicyCodec, require_finite
 from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.packed import PackedAnswer, PackedPipeline
 from vla_runtime.inference.pipeline import ChunkPipeline
-from vla_runtime.inference.prefix_cache import PrefixSlot
+from vla_runtime.inference.prefix_cache import PrefixCache
 from vla_runtime.inference.preparation import Preparation
 from vla_runtime.inference.recorded_check import check_recorded_cases
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.request_builder import RequestBuilder
 from vla_runtime.inference.runner import ChunkRunner, DenoisedChunk, EncodedPrefix
+from vla_runtime.inference.sessions import Request, Session
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
 
@@ -78,7 +87,9 @@ class Policy:
         self._runner = ChunkRunner(engine, bundle.spec.camera_names, self._codec.answer_decoder)
         self._pipeline: ChunkPipeline[Inference] = ChunkPipeline(self._runner)
         self._packed = self._packed_pipeline(engine)
-        self._number = 0
+        self._own = Session(self._runner.cache)
+        # Closed ones, whose places in the engine the next take.
+        self._free_sessions: list[Session] = []
         # Prefixes may lie in slot 1, which `latency` denoises over with serial guidance alone.
         self._overlapped = False
         self._closed = False
@@ -262,21 +273,14 @@ class Policy:
         called with `packed`.
         """
         self._require_open()
-        if settings is None:
-            settings = self._settings
-        elif settings != self._checked:
-            self.check(settings)
-            self._checked = settings
-        number = self._number if number is None else number
+        settings = self._settled(settings)
+        number = self._own.number if number is None else number
         request = self._builder.build(observation, settings, number, plan=plan, noise=noise)
 
         def finish(
             encoded: EncodedPrefix, denoised: DenoisedChunk, overlap_ms: float = 0.0
         ) -> Inference:
-            chunk = self._codec.actions(denoised.chunk, observation)
-            request.clock.mark('actions')
-            stamps_ns = observation.stamps_ns
-            return chunk, self._runner.report(encoded, denoised, stamps_ns, overlap_ms)
+            return self._finish(encoded, denoised, observation, overlap_ms)
 
         def finish_packed(answer: PackedAnswer) -> Inference:
             chunk = self._codec.actions(np.array(answer.tokens, dtype=np.int64), observation)
@@ -301,8 +305,104 @@ class Policy:
         else:
             future = Future()
             future.set_result(finish(*self._run(request, on_step)))
-        self._number = number + 1
+        self._own.number = number + 1
         return future
+
+    def _settled(self, settings: PolicySettings | None) -> PolicySettings:
+        """Return the settings of an inference, checked; None: those in force."""
+        if settings is None:
+            return self._settings
+        if settings != self._checked:
+            self.check(settings)
+            self._checked = settings
+        return settings
+
+    def open_session(self) -> Session:
+        """Let one more robot use this policy: with a prefix cache and inference numbers of its own.
+
+        Raises:
+            ValueError: the backend keeps the prefixes of one robot alone.
+        """
+        self._require_open()
+        if self._free_sessions:
+            return self._free_sessions.pop()
+        if 'sessions' not in self._engine.features:
+            able = [name for name, features in FEATURES.items() if 'sessions' in features]
+            raise ValueError(
+                f"backend '{self._engine.backend}' serves one robot: it keeps the prefixes of one "
+                f'alone; name one that serves several: {", ".join(able)}'
+            )
+        place = cast(SessionEngine, self._engine).open_session()
+        return Session(PrefixCache(self._engine, self.spec.camera_names, place))
+
+    def close_session(self, session: Session) -> None:
+        """Give a session's memory to the next one; it must not be used afterwards."""
+        session.reset()
+        self._free_sessions.append(session)
+
+    def infer_batch(self, requests: Sequence[Request]) -> list[Inference]:
+        """As `submit_batch`; return the chunks in order, or raise the first error."""
+        return [future.result() for future in self.submit_batch(requests)]
+
+    def submit_batch(self, requests: Sequence[Request]) -> list[Future[Inference]]:
+        """Run inferences of several sessions together, at most one of each.
+
+        Each is encoded as it would be alone, or found in its session's cache. Then the denoise
+        steps of those with the same schedule and number of prompt rows run as rows of one pass,
+        where the engine has the feature `together`; others run one after the other. Every chunk is
+        the one that its request has alone: in float32 on a CPU bit for bit, else within rounding.
+        Pipelines are those of single inferences: here all run as with `latency`.
+
+        Returns:
+            a future of each request, done; an error is in the future of its own request.
+
+        Raises:
+            ValueError: this policy was closed, or a session has two requests.
+        """
+        self._require_open()
+        sessions = [request.session or self._own for request in requests]
+        if len({id(session) for session in sessions}) < len(sessions):
+            raise ValueError('a batch has two requests of one session: put them in two batches')
+        self._settle()
+        futures: list[Future[Inference]] = [Future() for _ in requests]
+        encoded: dict[int, EncodedPrefix] = {}
+        for index, (request, session) in enumerate(zip(requests, sessions, strict=True)):
+            with _failing(futures[index]):
+                number = session.number if request.number is None else request.number
+                built = self._builder.build(
+                    request.observation,
+                    self._settled(request.settings),
+                    number,
+                    plan=request.plan,
+                    noise=request.noise,
+                )
+                encoded[index] = self._runner.encode(built, cache=session.cache)
+        places = list(encoded)
+        for group in self._runner.group([encoded[index] for index in places]):
+            members = [places[one] for one in group]
+            for index in members:
+                encoded[index].request.clock.mark('wait')
+            with _failing(*(futures[index] for index in members)):
+                denoised = self._runner.denoise_together([encoded[index] for index in members])
+                for index, one in zip(members, denoised, strict=True):
+                    with _failing(futures[index]):
+                        futures[index].set_result(
+                            self._finish(encoded[index], one, requests[index].observation)
+                        )
+                        sessions[index].number = encoded[index].request.number + 1
+        return futures
+
+    def _finish(
+        self,
+        encoded: EncodedPrefix,
+        denoised: DenoisedChunk,
+        observation: Observation,
+        overlap_ms: float = 0.0,
+    ) -> Inference:
+        chunk = self._codec.actions(denoised.chunk, observation)
+        encoded.request.clock.mark('actions')
+        report = self._runner.report(encoded, denoised, observation.stamps_ns, overlap_ms)
+        return chunk, report
 
     def open_requests(self, settings: PolicySettings) -> int:
         """Return how many open inferences `submit` should have for the most chunks a second."""
@@ -348,12 +448,16 @@ class Policy:
         held: tuple[PrefixSlot, ...] = (),
     ) -> tuple[EncodedPrefix, DenoisedChunk]:
         """Encode, then denoise; the slots in `held` are not written."""
+        self._settle()
+        encoded = self._runner.encode(request, held)
+        return encoded, self._runner.denoise(encoded, on_step)
+
+    def _settle(self) -> None:
+        """Wait for what other pipelines have open, and forget what only they can read."""
         self.drain()
         if self._overlapped:
             self._overlapped = False
             self._runner.cache.clear()
-        encoded = self._runner.encode(request, held)
-        return encoded, self._runner.denoise(encoded, on_step)
 
     def _run_black(self, request: ChunkRequest, held: tuple[PrefixSlot, ...]) -> None:
         """Run a warm-up's request; nothing from before or of it is in the cache afterwards."""
@@ -373,8 +477,7 @@ class Policy:
         self._pipeline.drain()
         if self._packed is not None:
             self._packed.flush('a new episode began')
-        self._number = 0
-        self._runner.cache.clear()
+        self._own.reset()
 
     def is_prepared(self, settings: PolicySettings) -> bool:
         """Return whether an inference with these settings would begin without preparation.
@@ -443,3 +546,14 @@ def _check_recorded(folder: Path, policy: Policy) -> None:
     with close_on_error(policy.close):
         rounds = find_family(policy.spec.family).rounds_activations
         check_recorded_cases(policy._engine, folder, judged_as(policy.precision, rounds))
+
+
+@contextmanager
+def _failing(*futures: Future[Inference]) -> Iterator[None]:
+    """Hand an error to those of the futures that are not done."""
+    try:
+        yield
+    except Exception as error:
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)

@@ -268,6 +268,7 @@ class InferenceReport:
         ticks: passes that an answer takes, with `packed`: an action is as many ticks old when it
             comes.
         answers_per_s: rate of the last answers, with `packed`; None for the first of them.
+        together: requests of a batch whose denoise steps ran as rows of the same passes.
     """
 
     number: int
@@ -288,6 +289,7 @@ class InferenceReport:
     stamps_ns: Mapping[str, int]
     ticks: int = 0
     answers_per_s: float | None = None
+    together: int = 1
 
     @property
     def age_ms(self) -> float:

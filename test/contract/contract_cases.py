@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,13 +61,37 @@ def of_cases(keep: Callable[[FamilyContract], Mapping[str, object] | None]) -> l
     ]
 
 
-def image_tokens_of(case: Case) -> Tensor:
+def sizes_of(contract: FamilyContract) -> Mapping[str, Any]:
+    """Dimensions of the tiny policy and of its variants, by name."""
+    return {'tiny': contract.tiny(8), **contract.variants}
+
+
+def image_tokens_of(case: Case, padding: float = 0.0) -> Tensor:
     """Image tokens of all cameras as an engine holds them, (V, N, W)."""
     found = [case.network.vision(pixels[None])[0] for pixels in case.pixels]
-    tokens = torch.zeros(len(found), max(map(len, found)), found[0].shape[1])
+    tokens = torch.full((len(found), max(map(len, found)), found[0].shape[1]), padding)
     for camera, of_image in enumerate(found):
         tokens[camera, : len(of_image)] = of_image
     return tokens
+
+
+def result_of(
+    case: Case,
+    past: Mapping[str, Tensor],
+    head: Mapping[str, Tensor] | None = None,
+    x: Tensor | None = None,
+    time: float = 0.5,
+) -> Tensor:
+    """What the head makes of a prefix: a velocity, actions, or the logits of an answer."""
+    network, head = case.network, case.head if head is None else head
+    kind = network.family.head
+    if kind == 'tokens':
+        return network.answer(past)[1]
+    if kind == 'single':
+        return network.actions(past, **head)
+    assert case.noise is not None
+    conditioning = network.time_conditioning(torch.tensor([time]))
+    return network.velocity(case.noise[None] if x is None else x, past, conditioning, **head)
 
 
 def seen_by(past: Mapping[str, Tensor], name: str) -> Tensor | None:

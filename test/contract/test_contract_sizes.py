@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from contract_cases import each_family, of_cases
+from contract_cases import each_family, of_cases, sizes_of
 from family_contracts import contract_of
 from network_cases import relative_error
 from safetensors.torch import save_file
@@ -16,7 +16,8 @@ from tiny_policy import tiny_dims, tiny_spec
 from vla_runtime.bundle.rules import dump_spec, parse_spec
 from vla_runtime.families.flow_network import build_network, empty_network
 from vla_runtime.families.traced_shapes import trace_shapes
-from vla_runtime.family.listing import find_family, read_time_table
+from vla_runtime.family.declaration import observation_steps, with_cameras
+from vla_runtime.family.listing import find_family, preset, preset_names, read_time_table
 from vla_runtime.inference.denoise import flow_times
 
 WITH_STEPS = each_family(lambda contract: find_family(contract.family).takes_steps)
@@ -39,15 +40,12 @@ def test_an_empty_network_has_the_names_and_shapes_of_a_real_one(family: str):
     assert {value.device.type for value in empty.values()} == {'meta'}
 
 
-@pytest.mark.parametrize(
-    ('family', 'variant'),
-    of_cases(lambda contract: {'tiny': contract.tiny(8)} | dict(contract.variants)),
-)
+@pytest.mark.parametrize(('family', 'variant'), of_cases(sizes_of))
 def test_policy_yaml_keeps_every_size_and_the_prefix_hands_over_what_is_declared(
     family: str, variant: str
 ):
     contract = contract_of(family)
-    dims = ({'tiny': contract.tiny(8)} | dict(contract.variants))[variant]
+    dims = sizes_of(contract)[variant]
     spec = tiny_spec(family)
     if dims.cameras == len(spec.cameras):
         assert parse_spec(dump_spec(replace(spec, dims=dims))).dims == dims
@@ -84,3 +82,15 @@ def test_the_numpy_time_table_is_the_networks(family: str, dtype: torch.dtype, t
         assert relative_error(rows, expected) <= 5e-5
         # A row does not depend on how many were asked for.
         np.testing.assert_array_equal(rows[-1], table(times[-1:])[0])
+
+
+@pytest.mark.parametrize('name', preset_names())
+def test_a_published_size_can_have_another_number_of_cameras(name):
+    published = preset(name)[1]
+    # Every camera has a frame of each step.
+    frames = observation_steps(published) or 1
+    counts = [frames * cameras for cameras in (1, 2, 3, 4, 5)]
+    made = [with_cameras(published, count) for count in counts]
+    assert [dims.cameras for dims in made] == counts
+    steps = set(np.diff([dims.prefix_length for dims in made]))
+    assert len(steps) == 1 and steps.pop() > 0

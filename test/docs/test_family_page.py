@@ -153,28 +153,26 @@ def test_a_hidden_camera_does_not_matter(toy: Family, network: FlowNetwork) -> N
     assert torch.equal(seen, broken)
 
 
-@torch.no_grad()
-def test_a_denoise_step_takes_two_rows(toy: Family, network: FlowNetwork) -> None:
-    dims, past = network.dims, prefix_of(network, toy, 2)
-    x = torch.linspace(-1, 1, dims.horizon * dims.action_dim).view(1, dims.horizon, -1)
-    conditioning = network.time_conditioning(torch.ones(1))
-    x_next, velocity = DenoiseStep(network)(
-        x,
-        past,
-        conditioning,
-        torch.tensor(1.0),
-        torch.tensor(-0.1),
-        torch.full((2,), 0.5),
-        torch.zeros_like(x),
-        torch.zeros(1, dims.horizon, 1),
-        {},
-    )
+@pytest.mark.parametrize(('rows', 'requests'), [(1, 1), (2, 1), (1, 3), (2, 3)])
+def test_a_denoise_step_takes_rows_and_requests(
+    toy: Family, network: FlowNetwork, rows: int, requests: int
+) -> None:
+    dims, step = network.dims, DenoiseStep(network)
+    x = torch.linspace(-1, 1, requests * dims.horizon * dims.action_dim)
+    x = x.view(requests, dims.horizon, dims.action_dim)
+    past = prefix_of(network, toy, requests * rows)
+    plan = torch.zeros_like(x)
+    weight = torch.full((requests, rows) if requests > 1 else (rows,), 1.0 / rows)
+    t, dt = torch.tensor(1.0), torch.tensor(-0.1)
+    conditioning = network.time_conditioning(t[None])
+    plan_weight = torch.zeros(requests, dims.horizon, 1)
+    x_next, velocity = step(x, past, conditioning, t, dt, weight, plan, plan_weight, {})
+    assert velocity.shape == (requests * rows, dims.horizon, dims.action_dim)
     alone = [
-        network.velocity(x, {'context': past['context'][row : row + 1]}, conditioning)
-        for row in range(2)
+        network.velocity(x[r // rows][None], {'context': past['context'][r : r + 1]}, conditioning)
+        for r in range(requests * rows)
     ]
-    torch.testing.assert_close(velocity, torch.cat(alone), atol=1e-5, rtol=0)
-    mixed = (alone[0] + alone[1]) / 2
+    mixed = torch.stack(alone).view(requests, rows, dims.horizon, dims.action_dim).mean(dim=1)
     torch.testing.assert_close(x_next, x - 0.1 * mixed, atol=1e-5, rtol=0)
 
 

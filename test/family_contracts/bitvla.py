@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,19 @@ from typing import Any
 import torch
 from bitvla_cases import load_bitvla_case
 from torch import Tensor
+from torch.nn import functional as F
 
 from family_contracts.declaration import Case, FamilyContract, Fault, OtherDims, Patched
 from family_contracts.robot import CAMERAS, places_of
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.families import parallel_network
+from vla_runtime.families.bitvla import networks
 from vla_runtime.families.bitvla.declaration import BitVlaDims
-from vla_runtime.families.bitvla.networks import BitVla
+from vla_runtime.families.bitvla.networks import BitVla, TernaryMlp
+from vla_runtime.families.blocks import siglip, ternary
 from vla_runtime.families.blocks.attention import rotary
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.blocks.ternary import TernaryLinear
 
 TOKENIZER = 'bitvla_tokenizer.json'
 
@@ -72,11 +76,98 @@ def cameras_turned(self: Any, image_tokens: Tensor, image_mask: Tensor, *rows: T
     return _EMBED(self, *turned, *rows)
 
 
+def placeholders_embedded(self: Any, *given: Tensor, **rows: Tensor) -> Any:
+    """The places are token 1 in the ids; their embeddings are zero."""
+    embeddings, mask = _EMBED(self, *given, **rows)
+    embeddings[:, -1 - self.dims.action_places : -1] = self.language.embed(torch.tensor([1]))
+    return embeddings, mask
+
+
+def float_activations(self: TernaryLinear, x: Tensor) -> Tensor:
+    weights = ternary.unpack(self.packed, self.in_features).float() * self.weight_scale
+    return F.linear(x, weights, self.bias)
+
+
+_QUANTISE, _PRODUCT, _ATTEND, _READ = (
+    *(ternary.quantise_tokens, TernaryLinear.product),
+    *(networks.attend, BitVla.read),
+)
+
+
+def scaled_by(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Codes of tokens by other scales."""
+
+    def wrong(x: Tensor) -> tuple[Tensor, Tensor]:
+        scale = change(_QUANTISE(x)[1])
+        return (x.float() * scale).round().clamp(-128, 127).to(torch.int8), scale
+
+    return wrong
+
+
+def one_scale_a_tensor(scale: Tensor) -> Tensor:
+    return scale.amin().expand(scale.shape).contiguous()
+
+
+def scale_of_the_first_row(self: TernaryLinear, codes: Tensor, scale: Tensor) -> Tensor:
+    return _PRODUCT(self, codes, scale[..., :1, :].expand(scale.shape))
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    length = k.shape[2]
+    lower = torch.ones(1, length, length, dtype=torch.bool, device=k.device).tril()
+    return _ATTEND(q, k, v, torch.logical_and(seen, lower))
+
+
+def read_in_place(self: BitVla, embeddings: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    x, positions = _READ(self, embeddings, mask)
+    return torch.roll(x, -1, dims=1), positions
+
+
+def padding_seen(self: BitVla, embeddings: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return _READ(self, embeddings, torch.ones_like(mask))
+
+
+def relu_not_squared(self: TernaryMlp, x: Tensor) -> Tensor:
+    gate, up = networks.apply_together((self.gate, self.up), x)
+    return self.down(self.norm(F.relu(gate) * up))
+
+
+def no_norm_before_the_last_product(self: TernaryMlp, x: Tensor) -> Tensor:
+    gate, up = networks.apply_together((self.gate, self.up), x)
+    return self.down(F.relu(gate).square() * up)
+
+
+def tanh_gelu(x: Tensor, **_: Any) -> Tensor:
+    return torch.ops.aten.gelu(x, approximate='tanh')
+
+
 def faults() -> Mapping[str, Fault]:
-    return {
-        'cameras turned': Patched(
-            BitVla, 'embed_prefix', cameras_turned, 'prefix.onnx', quick=True
+    prefix: dict[str, tuple[Any, str, Any]] = {
+        'cameras turned': (BitVla, 'embed_prefix', cameras_turned),
+        'placeholders embedded': (BitVla, 'embed_prefix', placeholders_embedded),
+        'float activations': (TernaryLinear, 'forward', float_activations),
+        'a scale of 126': (ternary, 'quantise_tokens', scaled_by(lambda s: s * (126 / 127))),
+        'one scale a tensor': (ternary, 'quantise_tokens', scaled_by(one_scale_a_tensor)),
+        'scale of the first row': (TernaryLinear, 'product', scale_of_the_first_row),
+        'causal': (networks, 'attend', causal),
+        'read in place': (BitVla, 'read', read_in_place),
+        'padding seen': (BitVla, 'read', padding_seen),
+        'ReLU not squared': (TernaryMlp, 'forward', relu_not_squared),
+        'no norm before the last product': (
+            *(TernaryMlp, 'forward'),
+            no_norm_before_the_last_product,
         ),
+    }
+    vision: dict[str, tuple[Any, str, Any]] = {
+        'tanh in the projector': (siglip.F, 'gelu', tanh_gelu),
+        'exact GELU in the tower': (networks, 'gelu_tanh', F.gelu),
+    }
+    planted: dict[str, Fault] = {
+        name: Patched(*of, file, quick=number < 2)  # type: ignore[arg-type]
+        for file, part in (('prefix.onnx', prefix), ('vision.onnx', vision))
+        for number, (name, of) in enumerate(part.items())
+    }
+    return planted | {
         'the state a place later': OtherDims(
             lambda dims: replace(dims, state_place=dims.state_place + 1), 'prefix.onnx'
         ),

@@ -58,6 +58,34 @@ def tiny(horizon: int) -> Evo1Dims:
     )
 
 
+_TINY = tiny(8)
+VARIANTS = {
+    'one camera, weights of several embodiments': replace(
+        _TINY,
+        vision=VisionDims(width=20, depth=2, num_heads=4, mlp_dim=24, patch_size=5, image_size=15),
+        pixel_shuffle=3,
+        cameras=1,
+        image_places=(1,),
+        action_dim=9,
+        real_actions=9,
+        state_dim=11,
+        input_major=True,
+    ),
+    'four cameras': replace(
+        _TINY,
+        vision=VisionDims(width=12, depth=1, num_heads=3, mlp_dim=20, patch_size=4, image_size=16),
+        pixel_shuffle=4,
+        language=DecoderDims(
+            width=24, depth=3, mlp_dim=36, num_heads=4, num_kv_heads=4, head_dim=6
+        ),
+        head=HeadDims(depth=1, num_heads=3, mlp_dim=30, state_hidden=8, velocity_hidden=12),
+        cameras=4,
+        image_places=(2, 3, 3, 5),
+        rope_base=1e4,
+    ),
+}
+
+
 def case(path: Path, b: int) -> Case:
     found = load_evo1_case(path, b)
     of, network = found.tensors, found.network
@@ -238,6 +266,7 @@ CONTRACTS = (
         norms_pass=True,
         parameters={'evo1': 776_139_440},
         past=past,
+        variants=VARIANTS,
         refused={
             'image_places': lambda dims: replace(dims, image_places=dims.image_places[:-1]),
             'image_places begins': lambda dims: replace(

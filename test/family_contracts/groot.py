@@ -588,7 +588,109 @@ def with_tower(dims: Any, **changes: Any) -> Any:
     return replace(dims, vision=replace(dims.vision, **changes))
 
 
-_N16, _N17 = tiny_n16(8), tiny_n17(8)
+_N15, _N16, _N17 = tiny_n15(8), tiny_n16(8), tiny_n17(8)
+VARIANTS_N15 = {
+    'one camera': replace(
+        _N15,
+        vision=VisionDims(width=20, depth=2, num_heads=4, mlp_dim=24, patch_size=5, image_size=15),
+        pixel_shuffle=1,
+        connector_layers=1,
+        context=StackDims(depth=2, num_heads=2, head_dim=6, mlp_dim=20),
+        cameras=1,
+        image_places=(3,),
+        future_tokens=1,
+    ),
+    'four cameras': replace(
+        _N15,
+        vision=VisionDims(width=12, depth=1, num_heads=3, mlp_dim=20, patch_size=4, image_size=24),
+        pixel_shuffle=3,
+        language=DecoderDims(
+            width=24, depth=3, mlp_dim=36, num_heads=4, num_kv_heads=4, head_dim=6
+        ),
+        context=StackDims(depth=1, num_heads=6, head_dim=4, mlp_dim=28),
+        dit=StackDims(depth=4, num_heads=2, head_dim=10, mlp_dim=32),
+        cameras=4,
+        image_places=(0, 2, 2, 7),
+        action_dim=9,
+        state_dim=11,
+    ),
+}
+VARIANTS_N16 = {
+    'without rotary positions and windows': replace(
+        _N16,
+        vision=replace(_N16.vision, rope_base=None, window=None, full_attention=()),
+        image=(48, 80),
+        cameras=1,
+        image_places=(5,),
+    ),
+    'two time steps of the state, three tall images': replace(
+        _N16,
+        vision=Siglip2Dims(
+            width=24,
+            depth=3,
+            num_heads=3,
+            mlp_dim=32,
+            patch_size=6,
+            merge=3,
+            positions=9,
+            rope_base=14.0,
+            window=4,
+            full_attention=(2,),
+        ),
+        image=(54, 36),
+        text_every=3,
+        dit=StackDims(depth=8, num_heads=2, head_dim=10, mlp_dim=32),
+        cameras=3,
+        image_places=(0, 0, 5),
+        state_dim=14,
+        state_steps=2,
+    ),
+    'windows without rotary positions': replace(
+        _N16, vision=replace(_N16.vision, rope_base=None, full_attention=())
+    ),
+    'full': GROOT_N16,
+}
+VARIANTS_N17 = {
+    'without self-attention over the features': replace(_N17, context=None),
+    'without deepstack': replace(_N17, vision=replace(_N17.vision, deepstack=())),
+    'all blocks read the text': replace(_N17, text_every=1),
+    'three tall images': replace(
+        _N17,
+        vision=QwenVisionDims(
+            width=24,
+            depth=3,
+            num_heads=3,
+            mlp_dim=32,
+            patch_size=6,
+            merge=2,
+            positions=7,
+            deepstack=(1, 3),
+        ),
+        image=(60, 24),
+        language=DecoderDims(
+            width=24, depth=4, mlp_dim=36, num_heads=4, num_kv_heads=1, head_dim=12
+        ),
+        rope_sections=(2, 2, 2),
+        context=None,
+        dit=StackDims(depth=8, num_heads=2, head_dim=10, mlp_dim=32),
+        text_every=3,
+        cameras=3,
+        image_places=(0, 0, 5),
+        action_dim=9,
+        state_dim=22,
+    ),
+    'wide images, as many sections as layers': replace(
+        _N17,
+        vision=replace(_N17.vision, depth=4, positions=3, merge=3, deepstack=(2, 3, 4)),
+        image=(24, 72),
+        rope_sections=(3, 3, 2),
+        context=StackDims(depth=2, num_heads=2, head_dim=20, mlp_dim=24),
+        dit=StackDims(depth=2, num_heads=3, head_dim=8, mlp_dim=32),
+        cameras=1,
+        image_places=(1,),
+    ),
+    'full': GROOT_N17,
+}
 
 CONTRACTS = (
     FamilyContract(
@@ -600,6 +702,7 @@ CONTRACTS = (
         images=ImageSpec('stretch', 'bicubic_uint8'),
         parameters={'groot_n15': 2_092_779_280},
         past=past_n15,
+        variants=VARIANTS_N15,
         refused={
             'pixel_shuffle': lambda dims: replace(dims, pixel_shuffle=3),
             'connector_layers': lambda dims: replace(dims, connector_layers=3),
@@ -622,12 +725,7 @@ CONTRACTS = (
         ),
         parameters={'groot_n16': 2_645_571_440},
         past=past_two,
-        variants={
-            'plain attention': replace(
-                _N16, vision=replace(_N16.vision, rope_base=None, window=None, full_attention=())
-            ),
-            'full': GROOT_N16,
-        },
+        variants=VARIANTS_N16,
         refused={
             'image': lambda dims: replace(dims, image=(32, 40)),
             'state_steps': lambda dims: replace(dims, state_steps=2),
@@ -657,12 +755,7 @@ CONTRACTS = (
         images=ImageSpec('crop', 'bicubic_uint8', CropSpec(edge=36, fraction=0.9)),
         parameters={'groot_n17': 2_828_411_012},
         past=past_two,
-        variants={
-            'without self-attention over the features': replace(_N17, context=None),
-            'without deepstack': replace(_N17, vision=replace(_N17.vision, deepstack=())),
-            'all blocks read the text': replace(_N17, text_every=1),
-            'full': GROOT_N17,
-        },
+        variants=VARIANTS_N17,
         refused={
             'image': lambda dims: replace(dims, image=(32, 40)),
             'rope_sections': lambda dims: replace(dims, rope_sections=(4, 2, 1)),

@@ -5,16 +5,17 @@ Invariants:
   Inference allocates none (a backend that needs scratch memory says so in its own docstring).
 - The prefix engine's output buffers are the expert's input buffers: nothing is copied between
   `encode_prefix` and `run_steps`.
-- `encode_image` writes the image tokens of one camera only, `encode_prefix` one slot of one number
-  of rows only, without selecting it (`use_prefix` does). So an encoding stays until it is
-  overwritten; the prefix cache relies on it.
+- `encode_image` writes the image tokens of one camera of one session only, `encode_prefix` one slot
+  of one number of rows only, without selecting it (`use_prefix` does). So an encoding stays until
+  it is overwritten; the prefix cache relies on it. Slots 0 and 1 are of session 0, 2 and 3 of
+  session 1, and so on.
 - One engine belongs to one thread at a time; with the feature `overlap` one thread may encode into
   one slot while another denoises over the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -22,21 +23,23 @@ import numpy as np
 
 from vla_runtime.family.declaration import PolicyDims
 
-# Prefix slots of each number of prompt rows.
+# Prefix slots of each number of prompt rows, in each session.
 SLOTS = 2
-# Most noises that PyTorch's engines denoise in one call (`StepInputs.x` of three dimensions).
-MAX_SAMPLES = 16
+# Number of prompt rows, and slot.
+PrefixSlot = tuple[int, int]
 
 # Features that only some backends have. A setting that needs another one is refused.
 # jacobian: the tie to the plan goes through the network's Jacobian (StepInputs.jacobian)
 # action_time: every action has its own flow time (StepInputs.clean_actions)
 # overlap: one slot is encoded while the other is denoised over
 # packed: one pass reads a prompt and tokens of older requests (PackedEngine)
-Feature = Literal['jacobian', 'action_time', 'overlap', 'packed']
+# sessions: prefixes of several robots stay beside each other (SessionEngine)
+# together: steps of several requests run as rows of one pass (BatchEngine)
+Feature = Literal['jacobian', 'action_time', 'overlap', 'packed', 'sessions', 'together']
 # What each backend declares; here, so that a refusal can name the others without importing them.
 FEATURES: Mapping[str, frozenset[Feature]] = {
-    'torch': frozenset({'jacobian', 'action_time', 'overlap', 'packed'}),
-    'onnxruntime': frozenset({'overlap'}),
+    'torch': frozenset({'jacobian', 'action_time', 'overlap', 'packed', 'sessions', 'together'}),
+    'onnxruntime': frozenset({'overlap', 'sessions'}),
     'tensorrt': frozenset(),
 }
 
@@ -46,8 +49,7 @@ class StepInputs:
     """Inputs of a chunk's denoise steps; all are copied into device buffers.
 
     Attributes:
-        x: (H, A) float32, the noise; (N, H, A) for N chunks at once, 1 <= N <= MAX_SAMPLES
-            (PyTorch alone).
+        x: (H, A) float32, the noise.
         row_weight: (R,) float32, weight of each prompt row's velocity.
         plan: (H, A) float32 in normalised action space, zeros without a plan.
         plan_weight: (N, H) float32 per denoise step and action, zeros without a plan.
@@ -57,7 +59,7 @@ class StepInputs:
         clean_actions: number of first actions that are known; their flow time is 0 at every step,
             for networks trained so (feature `action_time`).
         step_noise: (N, H, A) float32 that the steps of a `diffusion` head add, zeros where a step
-            adds none; (N, samples, H, A) for several chunks at once. None: other heads.
+            adds none. None: other heads.
     """
 
     x: np.ndarray
@@ -75,14 +77,12 @@ class DenoiseLoop(NamedTuple):
 
     Attributes:
         rows, slot: prefix that is denoised over.
-        samples: number of noises.
         alone: steps run one by one, as under serial guidance, not as one graph.
     """
 
     steps: int
     rows: int = 1
     slot: int = 0
-    samples: int = 1
     jacobian: bool = False
     action_time: bool = False
     alone: bool = False
@@ -105,7 +105,6 @@ class PrefixEngine(Protocol):
 
     dims: PolicyDims
     max_rows: int
-    slots: int
     backend: str
     features: frozenset[Feature]
 
@@ -119,19 +118,22 @@ class PrefixEngine(Protocol):
         A graph of its prefix counts, too; that of a camera does not.
         """
 
-    def encode_image(self, camera: int, pixels: np.ndarray) -> None:
-        """Run the vision network on one camera's pixels (3, S, S) float32 in [-1, 1]."""
+    def encode_image(self, place: int, pixels: np.ndarray) -> None:
+        """Run the vision network on one camera's pixels (3, S, S) float32 in [-1, 1].
+
+        `place` is session * V + camera.
+        """
 
     def encode_prefix(
         self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
     ) -> None:
-        """Run the prefix over all image tokens and R prompt rows, into one slot.
+        """Run the prefix over all image tokens of a session and R prompt rows, into a slot of its.
 
         Args:
             image_mask: (V,) bool, False hides a camera.
             rows: the family's prefix inputs by name, (R, …) each, 1 <= R <= max_rows; `tokens` is
                 int64, `token_mask` bool, False hides padding.
-            slot: slot of this number of rows, 0 <= slot < slots; no other slot changes.
+            slot: slot of this number of rows; no other slot changes.
         """
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
@@ -145,6 +147,16 @@ class PrefixEngine(Protocol):
 
     def close(self) -> None:
         """Free every buffer; the engine must not be used afterwards."""
+
+
+class SessionEngine(PrefixEngine, Protocol):
+    """Engine that keeps the prefixes of several robots beside each other (feature `sessions`)."""
+
+    def open_session(self) -> int:
+        """Make image tokens and slots of one more robot; return its number.
+
+        Session 0 is always there. What is there already keeps its addresses.
+        """
 
 
 class TokenEngine(PrefixEngine, Protocol):
@@ -217,10 +229,30 @@ class PolicyEngine(PrefixEngine, Protocol):
         """Run all denoise steps of the schedule; one graph launch where captured."""
 
     def read_x(self) -> np.ndarray:
-        """Return a copy of the `x` buffer, float32 of the shape that was loaded."""
+        """Return a copy of the `x` buffer, (H, A) float32."""
 
     def write_x(self, x: np.ndarray) -> None:
-        """Overwrite the `x` buffer that the next `step` starts from, of the shape loaded."""
+        """Overwrite the `x` buffer, (H, A), that the next `step` starts from."""
 
     def read_velocity(self) -> np.ndarray:
-        """Return a copy of the last step's velocities, (R, H, A) or (R, N, H, A) float32."""
+        """Return a copy of the last step's velocities, (R, H, A) float32."""
+
+
+class BatchEngine(PolicyEngine, Protocol):
+    """Engine that runs the steps of several requests as rows of one pass (feature `together`)."""
+
+    def denoise_together(
+        self, places: Sequence[PrefixSlot], inputs: Sequence[StepInputs]
+    ) -> tuple[list[np.ndarray], int]:
+        """Run all steps of the schedule for several requests.
+
+        On a CPU each result is bit for bit that of the request alone: where this processor's
+        products do not keep to that, the requests run one after the other.
+
+        Args:
+            places: rows and slot of each request's prefix, all of as many rows.
+            inputs: of each request; neither `jacobian` nor `clean_actions`.
+
+        Returns:
+            x (H, A) float32 of each request after the last step, and how many ran together
+        """

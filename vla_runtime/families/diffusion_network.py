@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vla_runtime.families.blocks.flow_update import mix_rows
 from vla_runtime.families.flow_network import FlowNetwork
 
 
@@ -31,20 +32,16 @@ def advance(
     plan: Tensor,
     plan_weight: Tensor,
 ) -> Tensor:
-    """Return the next x (N, H, A) float32; see `family.noise_schedule`.
+    """Return the next x (Q, H, A) float32; see `family.noise_schedule`.
 
     Args:
-        predicted: (R * N, H, A), row by row.
+        predicted: (Q * R, H, A), request by request.
         update: (UPDATE_WIDTH,) numbers of the step.
-        step_noise: (N, H, A) standard normal, or zeros.
-        row_weight: (R,), as of `inference.guidance`.
-        plan: (1, H, A); plan_weight: (1, H, 1), zero without a plan.
+        step_noise: (Q, H, A) standard normal, or zeros.
+        row_weight: (R,) or (Q, R), as of `inference.guidance`.
+        plan: (Q, H, A); plan_weight: (Q, H, 1), zero without a plan.
     """
-    if x.shape[0] == 1:
-        mixed = (row_weight[:, None, None] * predicted).sum(dim=[0], keepdim=True)
-    else:
-        by_row = predicted.view(row_weight.shape[0], *x.shape)
-        mixed = (row_weight[:, None, None, None] * by_row).sum(dim=[0])
+    mixed = mix_rows(predicted, row_weight)
     of_x, of_m, divisor, most, clean_in, x_in, m_in, tie_in, noise_in = (
         update[index] for index in range(9)
     )

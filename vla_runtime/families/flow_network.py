@@ -72,16 +72,29 @@ class FlowNetwork(nn.Module):
         """
         return self if self.fused_type is None else self.fused_type(self, static_shapes)
 
-    def prepare_prefix(self, past: Mapping[str, Tensor], samples: int, into: Any = None) -> Any:
+    def prepare_prefix(self, past: Mapping[str, Tensor], into: Any = None) -> Any:
         """Compute once per prefix what `velocity` takes as `past`; by default nothing changes.
 
         Args:
             past: outputs of `prefix`, R rows.
-            samples: chunks that share each row.
-            into: result of an earlier call with as many rows and samples; it is overwritten and
-                returned. With static shapes its tensors stay where they are.
+            into: result of an earlier call with as many rows; it is overwritten and returned. With
+                static shapes its tensors stay where they are.
         """
         return past
+
+    def join_prefixes(self, prepared: Sequence[Any], row_axes: Mapping[str, int]) -> Any:
+        """Return what `velocity` takes as `past` for the rows of several prefixes together.
+
+        Each row's numbers stay those that it has alone. Without static shapes only.
+
+        Args:
+            prepared: results of `prepare_prefix`.
+            row_axes: axis of each output of `prefix` that counts the rows.
+        """
+        return {
+            name: torch.cat([past[name] for past in prepared], dim=axis)
+            for name, axis in row_axes.items()
+        }
 
     def split_conditioning(self, conditioning: Tensor) -> Any:
         """Compute once per step of a schedule what `velocity` takes as `conditioning`."""
@@ -101,12 +114,11 @@ class FlowNetwork(nn.Module):
         """Return the flow's velocity at noisy actions x; t runs from 1 (noise) to 0 (actions).
 
         Args:
-            x: (B or 1, H, A) float32; one x serves all rows of the prefix.
-            past: outputs of `prefix` for R rows. R is B, or a divisor of it: then B / R
-                successive x share each row.
+            x: (B or 1, H, A) float32; one x serves all rows.
+            past: outputs of `prefix` for B rows.
             conditioning: (B or 1, C) rows of `time_conditioning`; (B or 1, H, C) with one row for
                 each action.
-            **rows: the family's `head_inputs`, (R, …) each.
+            **rows: the family's `head_inputs`, (B, …) each.
 
         Returns:
             (B, H, A) float32

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vla_runtime.families.blocks.attention import repeat_rows
 from vla_runtime.families.blocks.flow_update import advance
 from vla_runtime.families.flow_network import FlowNetwork
 
@@ -51,20 +52,21 @@ class DenoiseStep(nn.Module):
         """Move x one step along the flow; mix, plan term and update are float32.
 
         Args:
-            x: (1, H, A) float32, shared by all rows; (N, H, A) for N chunks over one prefix.
-            past: outputs of the prefix, R rows.
+            x: (1, H, A) float32, shared by the R rows of a request; (Q, H, A) for Q requests.
+            past: outputs of the prefix, Q * R rows, request by request.
             time_conditioning: (1, S * C) row of the schedule's table, or (1, H, S * C) where every
                 action has its own flow time.
             t, dt: () float32, flow time and step (negative).
-            row_weight: (R,) float32; [1] without guidance, [beta, 1 - beta] with it.
-            plan: (1, H, A) float32, plan_weight: (1, H, 1) float32, zero without a plan: the
+            row_weight: (R,) float32; [1] without guidance, [beta, 1 - beta] with it; (Q, R) for
+                several requests.
+            plan: (Q, H, A) float32, plan_weight: (Q, H, 1) float32, zero without a plan: the
                 identity-Jacobian form of real-time chunking (arXiv 2506.07339).
-            rows: the family's head inputs, (R, …) each.
+            rows: the family's head inputs, (Q * R, …) each.
 
         Returns:
-            x_next (N, H, A) and velocity (R * N, H, A), row by row, float32
+            x_next (Q, H, A) and velocity (Q * R, H, A), float32
         """
-        every_row = x if x.shape[0] == 1 else x.repeat(row_weight.shape[0], 1, 1)
+        every_row = repeat_rows(x, row_weight.shape[-1]) if row_weight.ndim == 2 else x
         velocity = self.network.step_velocity(every_row, past, time_conditioning, dt, **rows)
         moved = self.advance(past, x, velocity, t, dt, row_weight, plan, plan_weight)
         return moved, velocity

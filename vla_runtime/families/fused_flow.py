@@ -6,17 +6,15 @@ once per schedule.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from vla_runtime.families.blocks.attention import repeat_rows
 from vla_runtime.families.blocks.fused import (
     FusedBlock,
     FusedVision,
     norm_scale,
-    rows_of_samples,
     used_tokens,
 )
 from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
@@ -61,30 +59,34 @@ class FusedFlow(FlowNetwork):
         return conditioning
 
     def prepare_prefix(
-        self, past: Mapping[str, Tensor], samples: int, into: FusedExpert | None = None
+        self, past: Mapping[str, Tensor], into: FusedExpert | None = None
     ) -> FusedExpert:
         mask = past['prefix_mask']
         used = self._used(mask)
-        kinds = (self._of_kind(past, kind, used, samples) for kind in ('past', 'self', 'cross'))
+        kinds = (self._of_kind(past, kind, used) for kind in ('past', 'self', 'cross'))
         whole, own, cross = kinds
         expert = into or self.expert_type(
             self._expert, self._suffix_mask, self.kernel, self._static_shapes
         )
         kept = mask if used is None else mask[:, used]
-        expert.load(repeat_rows(kept, samples), whole or own, cross)
+        expert.load(kept, whole or own, cross)
         return expert
+
+    def join_prefixes(
+        self, prepared: Sequence[FusedExpert], row_axes: Mapping[str, int]
+    ) -> FusedExpert:
+        return type(prepared[0]).joined(prepared)
 
     def _used(self, mask: Tensor) -> Tensor | None:
         return None if self._static_shapes else used_tokens(mask)
 
     @staticmethod
-    def _of_kind(
-        past: Mapping[str, Tensor], kind: str, used: Tensor | None, samples: int
-    ) -> Past | None:
-        """Keys and values of the layers of a kind, the tokens in use, a row for each sample."""
+    def _of_kind(past: Mapping[str, Tensor], kind: str, used: Tensor | None) -> Past | None:
+        """Keys and values of the layers of a kind, of the tokens in use."""
         if f'{kind}_key' not in past:
             return None
-        return rows_of_samples(past[f'{kind}_key'], past[f'{kind}_value'], used, samples)
+        key, value = past[f'{kind}_key'], past[f'{kind}_value']
+        return (key, value) if used is None else (key[..., used, :], value[..., used, :])
 
     def advance(self, past: Any, *inputs: Tensor) -> Tensor:
         moved: Tensor = past.advance(*inputs)

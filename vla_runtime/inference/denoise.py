@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from vla_runtime.engines.protocol import PolicyEngine, StepInputs
+from vla_runtime.engines.protocol import PolicyEngine, PrefixSlot, StepInputs
 from vla_runtime.engines.recorded_cases import Case
 from vla_runtime.family.declaration import Family, PolicyDims
 from vla_runtime.family.noise_schedule import advance
 from vla_runtime.family.step_schedule import SchedulerChoice, StepSchedule, scheduler_steps
-from vla_runtime.inference.prefix_cache import PrefixSlot
 from vla_runtime.types import FlowTimes
 
 StepObserver = Callable[[int, np.ndarray, np.ndarray], None]
@@ -62,12 +61,11 @@ def denoise(
 
     Args:
         engine: with its schedule set and its prefix encoded.
-        on_step: called after each step with (index, x (H, A), velocity (R, H, A)), or x
-            (N, H, A) and velocity (R, N, H, A) for N noises. With it the engine runs step by step,
-            without it all steps in one call (one graph launch on CUDA).
+        on_step: called after each step with (index, x (H, A), velocity (R, H, A)). With it the
+            engine runs step by step, without it all steps in one call (one graph launch on CUDA).
 
     Returns:
-        (H, A) float32 chunk in normalised action space, or (N, H, A) for N noises.
+        (H, A) float32 chunk in normalised action space
     """
     engine.load_step_inputs(inputs)
     if on_step is None:

@@ -22,16 +22,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vla_runtime.engines.protocol import PolicyEngine, count_rows
+from vla_runtime.engines.protocol import SLOTS, PolicyEngine, PrefixSlot, count_rows
 from vla_runtime.files.setting_fields import check_settings, setting
 from vla_runtime.types import CacheOutcome, MissReason, Reuse
 
 CacheMode = Literal['exact', 'bounded', 'off']
 # Clock of an observation's time; times of different clocks cannot be compared.
 Clock = Literal['stamps', 'steady']
-
-# Number of prompt rows, and slot.
-PrefixSlot = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -143,13 +140,15 @@ class _Prefix:
 class PrefixCache:
     """Run the vision and prefix networks where the engine's buffers lack the result.
 
-    `cameras` are names in the engine's order, for the report. `runs` counts runs of the networks
-    `vision` and `prefix`.
+    `cameras` are names in the engine's order, for the report; `session` is whose image tokens and
+    slots it fills. `runs` counts runs of the networks `vision` and `prefix`.
     """
 
-    def __init__(self, engine: PolicyEngine, cameras: tuple[str, ...]) -> None:
+    def __init__(self, engine: PolicyEngine, cameras: tuple[str, ...], session: int = 0) -> None:
         self._engine = engine
         self._cameras = cameras
+        self._first_image = session * len(cameras)
+        self._slots = range(session * SLOTS, (session + 1) * SLOTS)
         self._version = 0
         self._images: dict[int, _Image] = {}
         self._prefixes: dict[PrefixSlot, _Prefix] = {}
@@ -183,7 +182,7 @@ class PrefixCache:
             self._images[camera] = fresh if outcome.reuse is Reuse.HIT else older
             return outcome
         self._images.pop(camera, None)
-        self._engine.encode_image(camera, pixels)
+        self._engine.encode_image(self._first_image + camera, pixels)
         self.runs['vision'] += 1
         if policy.mode == 'off':
             return outcome
@@ -205,8 +204,8 @@ class PrefixCache:
         guidance. Those in `held` are being read: they may be reused, and are not written.
         """
         rows = prefixes[0].count
-        latest = self._latest.get(rows, 0)
-        slots = [latest, *(slot for slot in range(self._engine.slots) if slot != latest)]
+        latest = self._latest.get(rows, self._slots[0])
+        slots = [latest, *(slot for slot in self._slots if slot != latest)]
         # Bounded mode reuses only the latest entry, as it would in `latency` mode.
         standing = slots if policy.mode == 'exact' else slots[:1]
         free = (slot for slot in slots if (rows, slot) not in held)
@@ -222,9 +221,7 @@ class PrefixCache:
                 self._prefixes[rows, slot] = replace(entry, latest=False)
         return chosen
 
-    def encode_prefix(
-        self, inputs: PrefixInputs, policy: CachePolicy, slot: int = 0
-    ) -> CacheOutcome:
+    def encode_prefix(self, inputs: PrefixInputs, policy: CachePolicy, slot: int) -> CacheOutcome:
         """Bring the prefix of these prompt rows into a slot of the engine.
 
         Call after `encode_images`. Does not change the prefix that the engine denoises over.

@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.protocol import SLOTS, DenoiseLoop, PolicyEngine
+from vla_runtime.engines.protocol import SLOTS, DenoiseLoop, PolicyEngine, PrefixSlot
 from vla_runtime.family.declaration import image_sizes, observation_steps
-from vla_runtime.inference.prefix_cache import PrefixSlot
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.request_builder import RequestBuilder
 from vla_runtime.inference.settings import PolicySettings
@@ -134,7 +133,6 @@ def _loops(request: ChunkRequest) -> tuple[DenoiseLoop, ...]:
             steps=len(request.times),
             rows=request.prefixes[0].count,
             slot=slot,
-            samples=1 if inputs.x.ndim == 2 else len(inputs.x),
             jacobian=inputs.jacobian,
             action_time=inputs.clean_actions > 0,
             alone=bool(request.by_step),

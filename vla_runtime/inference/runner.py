@@ -8,17 +8,18 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
-from vla_runtime.engines.protocol import PolicyEngine, TokenEngine
+from vla_runtime.engines.protocol import BatchEngine, PolicyEngine, PrefixSlot, TokenEngine
+from vla_runtime.engines.schedules import schedule_key
 from vla_runtime.family.declaration import AnswerDecoder, Noise, token_dims
 from vla_runtime.inference.denoise import StepObserver, denoise, denoise_by_step
 from vla_runtime.inference.packed import write_answer
-from vla_runtime.inference.prefix_cache import PrefixCache, PrefixSlot
+from vla_runtime.inference.prefix_cache import PrefixCache
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.types import CacheReport, InferenceReport
 
@@ -89,11 +90,13 @@ class EncodedPrefix:
 class DenoisedChunk:
     """Result of the denoise loop, and runs of the network `expert`.
 
-    `chunk` is (H, A) float32 in normalised action space, or (n,) int64 tokens of a `tokens` head.
+    `chunk` is (H, A) float32 in normalised action space, or (n,) int64 tokens of a `tokens` head;
+    `together` the number of requests whose steps ran as rows of the same passes.
     """
 
     chunk: np.ndarray
     runs: Mapping[str, int]
+    together: int = 1
 
 
 class ChunkRunner:
@@ -112,12 +115,18 @@ class ChunkRunner:
         self._decoder = decoder
         self.cache = PrefixCache(engine, cameras)
 
-    def encode(self, request: ChunkRequest, held: Collection[PrefixSlot] = ()) -> EncodedPrefix:
+    def encode(
+        self,
+        request: ChunkRequest,
+        held: Collection[PrefixSlot] = (),
+        cache: PrefixCache | None = None,
+    ) -> EncodedPrefix:
         """Run the vision and prefix networks for what the cache does not hold.
 
-        The slots in `held` are being read by another inference and are not written.
+        The slots in `held` are being read by another inference and are not written. `cache` is
+        that of the request's session; None: the runner's own.
         """
-        cache, policy = self.cache, request.settings.cache
+        cache, policy = self.cache if cache is None else cache, request.settings.cache
         before = dict(cache.runs)
         images = cache.encode_images(request.prefixes[0], policy)
         self._engine.synchronize()
@@ -157,6 +166,37 @@ class ChunkRunner:
         chunk[request.clamped] = request.inputs.plan[request.clamped]
         request.clock.mark('denoise')
         return DenoisedChunk(chunk, runs={'expert': steps * len(encoded.slots)})
+
+    def group(self, encoded: Sequence[EncodedPrefix]) -> list[list[int]]:
+        """Return which requests (places in `encoded`) can be denoised together, in any order."""
+        groups: dict[Hashable, list[int]] = {}
+        for index, one in enumerate(encoded):
+            groups.setdefault(self._kind(index, one), []).append(index)
+        return list(groups.values())
+
+    def _kind(self, index: int, encoded: EncodedPrefix) -> Hashable:
+        """Return what requests that run together have in common; that of one alone is its own."""
+        request = encoded.request
+        alone = request.by_step or request.inputs.jacobian or request.inputs.clean_actions
+        if alone or 'together' not in self._engine.features:
+            return index
+        return request.prefixes[0].count, schedule_key(*request.schedule)
+
+    def denoise_together(self, encoded: Sequence[EncodedPrefix]) -> list[DenoisedChunk]:
+        """Run the expert for requests of one group; each result is that of `denoise`."""
+        if len(encoded) == 1:
+            return [self.denoise(encoded[0])]
+        engine = cast(BatchEngine, self._engine)
+        requests = [one.request for one in encoded]
+        engine.set_schedule(*requests[0].schedule)
+        chunks, together = engine.denoise_together(
+            [one.places[0] for one in encoded], [request.inputs for request in requests]
+        )
+        for request, chunk in zip(requests, chunks, strict=True):
+            chunk[request.clamped] = request.inputs.plan[request.clamped]
+            request.clock.mark('denoise')
+        runs = {'expert': len(requests[0].times)}
+        return [DenoisedChunk(chunk, runs, together) for chunk in chunks]
 
     def _read_answer(
         self,
@@ -200,6 +240,7 @@ class ChunkRunner:
             stamps_ns=dict(stamps_ns),
             ticks=ticks,
             answers_per_s=answers_per_s,
+            together=denoised.together,
         )
 
 

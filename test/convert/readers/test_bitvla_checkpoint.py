@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bitvla_cases import load_bitvla_case, unnormalised
+from bitvla_cases import load_bitvla_case
 from bitvla_folders import (
     DATA_SET,
-    make_tokenizer,
     options_of,
     write_folder,
 )
 from checkpoint_folders import edit_config, edit_json
-from network_cases import network_case_paths
+from recorded_numbers import recorded
 from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
@@ -31,16 +30,13 @@ from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.schema import WEIGHTS_FILE
-from vla_runtime.families.bitvla.declaration import PROMPT
 from vla_runtime.families.blocks.ternary import unpack
 from vla_runtime.families.bundle_contents import check_contents, check_finite
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.policy import Policy
-from vla_runtime.processing.plain_images import cropped
 from vla_runtime.types import Observation
 
 pytestmark = pytest.mark.cases
-PATHS = network_case_paths('bitvla')
 PATH = shipped('bitvla_a')
 REFUSED = (ExportError, JsonError)
 
@@ -67,49 +63,20 @@ def observation(d: dict[str, Any], seed: int = 0) -> Observation:
     )
 
 
-def expected_actions(path: Path, seen: Observation) -> np.ndarray:
-    """What OFT's evaluation does with an observation, around our network of the case."""
-    case, d = load_bitvla_case(path), json.loads(path.read_text())
-    text = PROMPT.text.format(
-        images='<|image_pad|>' * d['cameras'] * d['tokens_per_image'],
-        task=seen.instruction.lower(),
-    )
-    ids = torch.tensor(make_tokenizer(d).encode(text, add_special_tokens=False).ids)
-    images = [
-        cropped(image, (d['image'],) * 2, edge=d['image'], fraction=0.9**0.5, resample='lanczos')
-        for image in seen.images.values()
-    ]
-    pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 127.5 - 1.0
-    stats = d['norm_stats']['proprio']
-    low, high = np.array(stats['q01']), np.array(stats['q99'])
-    state = np.where(stats['mask'], 2 * (seen.state - low) / (high - low + 1e-8) - 1, seen.state)
-    state = torch.from_numpy(np.clip(state, -1.0, 1.0).astype(np.float32))
-    network = case.network
-    table = network.language.embedding(ids)
-    table[ids == d['image_token']] = network.vision(pixels).flatten(0, 1)
-    table[ids == d['proprio_token']] = network.state_projection(state)
-    empty = torch.zeros(d['placeholders'], d['width'])
-    stop = network.language.embedding(torch.tensor([d['stop_token']]))
-    embeddings = torch.cat([table, empty, stop])[None]
-    x, _ = network.read(embeddings, torch.ones(1, embeddings.shape[1], dtype=torch.bool))
-    read = network.language.norm(x[0, len(ids) - 1 : len(ids) - 1 + d['placeholders']])
-    actions = network.head(read.view(1, d['chunk'], -1))[0].numpy()
-    return unnormalised(d, actions.astype(np.float64))
-
-
-@pytest.mark.parametrize('path', PATHS, ids=lambda path: path.stem)
 @pytest.mark.parametrize('parallel', [True, False])
-def test_raw_images_to_robot_units(tmp_path: Path, path: Path, parallel: bool):
-    d = json.loads(path.read_text())
-    source = write_folder(tmp_path / 'policy', path, parallel=parallel)
-    write_export(plan_export(source, options_of(path), default_name='tiny'), tmp_path / 'bundle')
+def test_raw_images_to_robot_units(tmp_path: Path, parallel: bool):
+    d = json.loads(PATH.read_text())
+    source = write_folder(tmp_path / 'policy', PATH, parallel=parallel)
+    write_export(plan(source), tmp_path / 'bundle')
     bundle = read_bundle(tmp_path / 'bundle')
     assert check_contents(bundle) and check_finite(bundle) == []
     with closing(Policy.load(tmp_path / 'bundle', backend='torch')) as policy:
         for seed in range(2):
             seen = observation(d, seed)
             chunk, _ = policy.infer(seen)
-            expected = expected_actions(path, seen)
+            # By OFT's evaluation, around our network of the case.
+            name = f'robot_units_{seed}'
+            expected = recorded('bitvla', name, torch.from_numpy(chunk.actions)).numpy()
             assert chunk.actions.shape == expected.shape
             # A code on the edge between two moves the actions by up to this.
             assert np.abs(chunk.actions - expected).max() <= 0.1 * max(1, np.abs(expected).max())

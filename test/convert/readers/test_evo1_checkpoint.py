@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoint_folders import edit_config, edit_tensors, write_sparse_checkpoint
+from checkpoint_folders import (
+    edit_config,
+    edit_tensors,
+)
 from evo1_cases import load_evo1_case
 from evo1_folders import options_of, write_folder
-from network_cases import each_entry, relative_error
+from network_cases import relative_error
 from reference_cases import shipped
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
@@ -22,8 +25,7 @@ from vla_convert.checkpoints.reader import find_reader
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_convert.readers.evo1 import of_embodiment
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.families.evo1.declaration import EVO1, Evo1Dims
-from vla_runtime.families.flow_network import weight_shapes
+from vla_runtime.families.evo1.declaration import Evo1Dims
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
@@ -39,20 +41,6 @@ def folder(tmp_path) -> Path:
 
 def plan(folder: Path, options: ExportOptions | None = None) -> ExportPlan:
     return plan_export(folder, options or options_of(PATH, 0), default_name='tiny')
-
-
-@each_entry('evo1')
-def test_all_sizes_and_places_are_those_of_the_case(tmp_path, path, b):
-    folder = write_folder(tmp_path / 'policy', path, b)
-    case = load_evo1_case(path, b)
-    dims = plan_export(folder, options_of(path, b), default_name='tiny').spec.dims
-    assert isinstance(dims, Evo1Dims)
-    expected = case.network.dims
-    for name in (
-        *('vision', 'pixel_shuffle', 'language', 'head', 'vocabulary', 'cameras', 'image_places'),
-        *('horizon', 'action_dim', 'real_actions', 'state_dim', 'input_major'),
-    ):
-        assert getattr(dims, name) == getattr(expected, name), name
 
 
 def test_the_embodiment_of_the_folder_is_cut_out_of_all(tmp_path):
@@ -103,97 +91,6 @@ def test_a_folder_of_several_embodiments_gives_the_chunk_of_its_own(folder):
     write_export(plan(alone), alone / 'bundle')
     expected, _ = Policy.load(alone / 'bundle', backend='torch').infer(seen, noise=noise)
     assert relative_error(chunk.normalised, torch.from_numpy(expected.normalised)) <= 1e-5
-
-
-def their_name(name: str) -> str:
-    """LeRobot's name of one of our tensors."""
-    vlm = 'embedder.model.'
-    for pattern, theirs in (
-        (r'vision\.class_token', f'{vlm}vision_tower.embeddings.cls_token'),
-        (r'vision\.position_embedding', f'{vlm}vision_tower.embeddings.position_embeddings'),
-        (
-            r'vision\.patch_embedding\.(\w+)',
-            rf'{vlm}vision_tower.embeddings.patch_embeddings.projection.\1',
-        ),
-        (r'vision\.blocks\.(\d+)\.scale(\d)', rf'{vlm}vision_tower.encoder.layer.\1.lambda_\2'),
-        (r'vision\.projector\.norm\.(\w+)', rf'{vlm}multi_modal_projector.layer_norm.\1'),
-        (r'vision\.projector\.fc(\d)\.(\w+)', rf'{vlm}multi_modal_projector.linear_\1.\2'),
-        (r'vision\.blocks', f'{vlm}vision_tower.encoder.layer'),
-        (r'language\.embedding', f'{vlm}language_model.embed_tokens'),
-        (r'language\.blocks', f'{vlm}language_model.layers'),
-        (r'language\.norm', f'{vlm}language_model.norm'),
-        (r'time_rows', 'action_head.time_pos_enc.pe'),
-        (r'action_positions', 'action_head.action_encoder.pos_encoding.pe'),
-        (r'action_encoder\.fc(\d)', r'action_head.action_encoder.W\1.linear'),
-        (r'state_encoder\.fc(\d)', r'action_head.state_encoder.fc\1.linear'),
-        (r'velocity_head\.fc(\d)', r'action_head.mlp_head.fc\1.linear'),
-        (r'blocks', 'action_head.transformer_blocks'),
-        (r'norm\.', 'action_head.norm_out.'),
-        (r'pool', 'action_head.seq_pool_proj'),
-    ):
-        if re.match(pattern, name):
-            ours, name = name, re.sub(pattern, theirs, name, count=1)
-            break
-    if ours.startswith('vision.blocks'):
-        name = name.replace('.norm1', '.layernorm_before').replace('.norm2', '.layernorm_after')
-        name = re.sub(r'attention\.([qkv])\b', r'attention.\1_proj', name)
-        name = name.replace('attention.out', 'attention.projection_layer')
-    elif ours.startswith('language.'):
-        name = name.replace('input_norm', 'input_layernorm')
-        name = name.replace('post_norm', 'post_attention_layernorm')
-        name = re.sub(r'attention\.([qkv])\b', r'self_attn.\1_proj', name)
-        name = name.replace('attention.out', 'self_attn.o_proj')
-        name = re.sub(r'mlp\.(gate|up|down)\b', r'mlp.\1_proj', name)
-    elif ours.startswith('blocks.'):
-        name = name.replace('attention.out', 'attn.out_proj')
-        name = name.replace('mlp.fc1', 'ff.0').replace('mlp.fc2', 'ff.2')
-    return f'model.{name}'
-
-
-def their_shapes() -> dict[str, tuple[int, ...]]:
-    """All tensors of the published size; query, key and value of the head are packed."""
-    shapes = {}
-    for name, shape in weight_shapes('evo1', EVO1).items():
-        match = re.fullmatch(r'(blocks\.\d+)\.attention\.([qkv])\.(weight|bias)', name)
-        if match is None:
-            shapes[their_name(name)] = shape
-        elif match[2] == 'q':
-            packed = their_name(f'{match[1]}.attention.out.{match[3]}')
-            packed = packed.replace(f'out_proj.{match[3]}', f'in_proj_{match[3]}')
-            shapes[packed] = (3 * shape[0], *shape[1:])
-    return shapes
-
-
-def test_a_full_size_policy_is_planned_without_reading_its_weights(folder):
-    write_sparse_checkpoint(folder / 'model.safetensors', their_shapes())
-    edit_config(
-        folder,
-        chunk_size=50,
-        max_action_dim=24,
-        max_state_dim=24,
-        image_resolution=[448, 448],
-        num_heads=8,
-    )
-    for name in ('preprocessor_step_4', 'postprocessor_step_0'):
-        save_file(
-            {
-                f'{feature}.{kind}': torch.full((24,), value)
-                for feature in ('observation.state', 'action')
-                for kind, value in (('min', -1.0), ('max', 1.0))
-            },
-            folder / f'policy_{name}_normalizer_processor.safetensors',
-        )
-    given = options_of(PATH, 0)
-    options = ExportOptions(
-        state_names=given.state_names,
-        action_names=given.action_names,
-        units=('rad',),
-        rate_hz=30.0,
-    )
-    dims = plan(folder, options).spec.dims
-    assert isinstance(dims, Evo1Dims)
-    for name in ('vision', 'pixel_shuffle', 'language', 'head', 'vocabulary', 'horizon'):
-        assert getattr(dims, name) == getattr(EVO1, name), name
 
 
 @pytest.mark.parametrize('file', ['mp_rank_00_model_states.pt', 'model.safetensors'])

@@ -21,7 +21,12 @@ import openvla_folders
 import pytest
 import torch
 import yaml
-from checkpoint_folders import edit_json, edit_tensors
+from checkpoint_folders import (
+    edit_json,
+    edit_tensors,
+    full_size_shapes,
+    write_sparse_checkpoint,
+)
 from folder_cases import (
     KINDS,
     N16,
@@ -51,10 +56,13 @@ from tiny_policy import tokenizer_of
 from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
+from vla_convert.readers import evo1, smolvla
 from vla_runtime.bundle.rules import dump_spec
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.bundle.tensors import check_tensors
 from vla_runtime.families.flow_network import weight_shapes
+from vla_runtime.families.smolvla.dimensions import SMOLVLA
+from vla_runtime.family.listing import find_family
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
@@ -95,6 +103,22 @@ def environment(mode: str | None = None) -> Change:
         edit_tensors(folder, lambda t: t | {name: torch.ones(s) for name, s in shapes.items()})
 
     return Change(change, options={'state_names': (*SIX, 'block_x', 'block_y')})
+
+
+def renamed_cameras(**renamed: str) -> Change:
+    """Statistics under the data set's names: LeRobot 0.4 to 0.6.1 left such images as they were."""
+    prefix = 'observation.images.'
+    names = {f'{prefix}{theirs}': f'{prefix}{ours}' for theirs, ours in renamed.items()}
+
+    def change(folder: Path) -> None:
+        for path in folder.glob('policy_*_step_*.safetensors'):
+            stored = load_file(path)
+            for theirs, ours in names.items():
+                for key in [key for key in stored if key.startswith(f'{ours}.')]:
+                    stored[key.replace(ours, theirs, 1)] = stored.pop(key)
+            save_file(stored, path)
+
+    return both(step(0, rename_map=names), Change(change))
 
 
 def statistics_lost(part: str) -> Change:
@@ -234,6 +258,24 @@ def of_encoders(count: int) -> Change:
     return tensors(change)
 
 
+def cross_layers(t: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """SmolVLA's expert with keys and values of the language model's width in every layer."""
+    own = re.compile(r'.*lm_expert\.layers\.[02]\.self_attn\.[kv]_proj.*')
+    return {k: torch.zeros(len(v), 32) if own.match(k) else v for k, v in t.items()}
+
+
+def evo1_statistics(length: int) -> Change:
+    """Statistics of a policy with so many numbers in its state and actions."""
+    values = {
+        f'{feature}.{kind}': torch.full((length,), value)
+        for feature in ('observation.state', 'action')
+        for kind, value in (('min', -1.0), ('max', 1.0))
+    }
+    return Change(
+        lambda f: [save_file(values, path) for path in f.glob('policy_*_step_*.safetensors')]
+    )
+
+
 def slot(value: int | None) -> Change:
     """Another slice of GR00T's weights for the embodiment, or none."""
 
@@ -306,6 +348,8 @@ BECOMES: list[tuple[str, str, Change]] = [
     ('act', 'as written', config(pretrained_backbone_weights=None)),
     ('act', 'cameras of two sizes', feature('wrist', [3, 48, 97])),
     ('act', 'environment', environment()),
+    # One camera is left as it is, and the other normalised.
+    ('act', 'a camera renamed in training', renamed_cameras(front='top')),
     ('act', 'images left alone', step(3, normalize_observation_keys=['observation.state'])),
     ('bitvla', 'another data set', both(BITVLA_SETS, given(unnorm_key='another'))),
     ('diffusion', '15 steps are sent', config(n_action_steps=15)),
@@ -393,6 +437,14 @@ BECOMES: list[tuple[str, str, Change]] = [
         both(oft_statistics('aloha1_fold_shirt_30_demos'), given(horizon=3)),
     ),
     ('smolvla', 'empty camera', config(empty_cameras=1)),
+    *(
+        (
+            'smolvla',
+            'no layer attends to itself',
+            both(config(self_attn_every_n_layers=every), tensors(cross_layers)),
+        )
+        for every in (0, -1)
+    ),
     *(
         (
             'smolvla',
@@ -719,6 +771,8 @@ REFUSED: dict[str, list[tuple[Change, str]]] = {
 # Changes that are told, by what the one note of them says; None where nothing is to be told.
 TVF = 'preprocessor_config.json has {}: '
 NOTED: list[tuple[str, Change, str, str | None]] = [
+    ('act', renamed_cameras(front='top'), '--rename_map', '--rename_map'),
+    ('act', renamed_cameras(front='top'), 'absent', None),
     (
         N17_NVIDIA,
         written(letter_box_transform=True, **OPENCV, shortest_image_edge=64),
@@ -821,6 +875,39 @@ def test_what_cannot_be_reproduced_is_refused_by_name(
     folder, options = made(kind, tmp_path, change)
     with pytest.raises(REFUSED_AS, match=pattern):
         plan_export(folder, options, default_name='tiny')
+
+
+# What is not read off the tensors, and sizes that are the published policy's.
+FULL_SIZE = {
+    'evo1': (
+        evo1.NAMES,
+        both(
+            config(chunk_size=50, max_action_dim=24, max_state_dim=24, num_heads=8),
+            config(image_resolution=[448, 448]),
+            evo1_statistics(24),
+        ),
+        ('vision', 'pixel_shuffle', 'language', 'head', 'vocabulary', 'horizon'),
+    ),
+    'smolvla': (
+        smolvla.NAMES,
+        both(
+            feature('third', [3, 480, 640]),
+            config(chunk_size=50, resize_imgs_with_padding=[512, 512]),
+        ),
+        tuple(vars(SMOLVLA)),
+    ),
+}
+
+
+@pytest.mark.parametrize('kind', FULL_SIZE)
+def test_a_full_size_policy_is_planned_without_reading_its_weights(tmp_path: Path, kind: str):
+    names, change, sizes = FULL_SIZE[kind]
+    folder, options = made(kind, tmp_path, both(change, given(vision_heads=None, kv_heads=None)))
+    path = folder / 'model.safetensors'
+    write_sparse_checkpoint(path, full_size_shapes(kind, names, load_file(path)))
+    dims = plan_export(folder, options, default_name='tiny').spec.dims
+    for name in sizes:
+        assert getattr(dims, name) == getattr(find_family(kind).presets[kind], name), name
 
 
 @pytest.mark.parametrize('kind', ['bitvla', 'openvla', 'openvla_oft'])

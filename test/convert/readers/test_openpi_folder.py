@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from checkpoint_folders import (
     lerobot_folder,
@@ -25,24 +24,6 @@ REFUSED = (ExportError, JsonError)
 @pytest.fixture
 def folder(tmp_path):
     return write_openpi_folder(tmp_path / 'policy', tiny_tensors(), openpi_statistics())
-
-
-def test_a_converted_folder_states_sizes_and_statistics(folder):
-    facts = read_openpi_folder(folder, 'pi05')
-    assert [camera.name for camera in facts.cameras] == [
-        'base_0_rgb',
-        'left_wrist_0_rgb',
-        'right_wrist_0_rgb',
-    ]
-    assert (facts.horizon, facts.action_dim, facts.variant) == (12, 32, 'gemma_2b')
-    assert (facts.images.padding, facts.images.resample) == ('centre', 'antialias')
-    assert facts.normalisation.actions == 'quantiles_openpi'
-    assert facts.source == {'checkpoint': 'openpi pi05', 'asset_id': 'lab/arm'}
-    expected = openpi_statistics()['actions']['q99']
-    np.testing.assert_array_equal(facts.statistics['actions.q99'], expected)
-    assert facts.template is None, 'whether the state is in the prompt stands nowhere'
-    assert facts.deltas is None
-    assert facts.questions == ()
 
 
 def test_a_trained_folder_without_config_says_even_less(tmp_path):

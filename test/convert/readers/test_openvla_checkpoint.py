@@ -58,23 +58,6 @@ def test_one_data_set_needs_no_key_and_a_fine_tune_has_its_own(folder: Path):
     assert (found.statistics['actions.q99'] == 2.0).all()
 
 
-def test_masked_actions_stay_as_they_are(folder: Path):
-    d, statistics = json.loads(PATH.read_text()), plan(folder).statistics
-    mask = np.array(d['norm_stats']['set_one']['mask'])
-    assert not mask.all()
-    assert np.array_equal(statistics['actions.q01'][~mask], np.full((~mask).sum(), -1.0))
-    assert np.array_equal(statistics['actions.q99'][~mask], np.full((~mask).sum(), 1.0))
-
-
-def test_what_nothing_reads_is_left_out(folder: Path):
-    found, d = plan(folder), json.loads(PATH.read_text())
-    assert found.spec.dims.dino.depth == d['dino_depth'] - 1
-    assert found.spec.dims.siglip.depth == d['siglip_depth'] - 1
-    assert not [name for name in found.tensors if 'pool' in name]
-    depth = d['dino_depth'] - 1
-    assert not [name for name in found.tensors if name.startswith(f'vision.dino.blocks.{depth}.')]
-
-
 def test_layer_scales_under_timms_own_name(folder: Path):
     for path in folder.glob('*.safetensors'):
         tensors = load_file(path)

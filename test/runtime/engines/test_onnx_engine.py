@@ -15,7 +15,6 @@ from onnx_bundles import copy_bundle, onnx_of_case, reseal, tiny_onnx_bundle
 from paths import ROOT
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import graph_path
 from vla_runtime.engines.onnx.engine import OnnxEngine
 from vla_runtime.engines.onnx.session import Placement, Session
@@ -157,8 +156,8 @@ def test_every_reference_chunk_equals_pytorch_decomposed_and_monolithic(path, b,
     bound = tolerance(kind, expected)
     assert np.abs(chunk - expected).max() <= bound
     assert np.abs(run_monolithic(path, b, kind, prompts) - expected).max() <= bound
-    # The bounds that the torch engine is held to against what LeRobot recorded.
-    assert np.abs(chunk - recorded).max() <= (2e-5 if kind == 'plain' else 5e-5)
+    for found in (chunk, expected):
+        assert np.abs(found - recorded).max() <= (2e-5 if kind == 'plain' else 5e-5)
 
 
 @pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
@@ -193,143 +192,6 @@ def test_float16_files_stay_within_their_stated_bound():
         chunks.append(policy.infer(observation())[0].normalised)
     error = np.abs(chunks[0] - chunks[1]).max()
     assert 0 < error <= 1e-2
-
-
-def engine(rows: int = 2) -> OnnxEngine:
-    bundle = read_bundle(tiny_onnx_bundle())
-    made = OnnxEngine(
-        'pi05',
-        bundle.spec.dims,
-        bundle.folder,
-        device='cpu',
-        precision='float32',
-        max_rows=rows,
-    )
-    made.set_schedule(flow_times(3), -1 / 3)
-    return made
-
-
-def prompt(seed: int, rows: int = 1) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    random = np.random.default_rng(seed)
-    tokens = random.integers(0, 400, (rows, 64))
-    mask = np.arange(64) < random.integers(5, 64, (rows, 1))
-    return np.array([True, True]), {'tokens': tokens, 'token_mask': mask}
-
-
-def inputs(rows: int = 1, steps: int = 3) -> StepInputs:
-    random = np.random.default_rng(7)
-    return StepInputs(
-        x=random.normal(size=(8, 6)).astype(np.float32),
-        row_weight=np.array([1.0] if rows == 1 else [2.0, -1.0], dtype=np.float32),
-        plan=np.zeros((8, 6), dtype=np.float32),
-        plan_weight=np.zeros((steps, 8), dtype=np.float32),
-    )
-
-
-def test_a_slot_keeps_its_prefix_while_the_other_is_written():
-    runner = engine()
-    runner.encode_prefix(*prompt(1), slot=0)
-    runner.use_prefix(1, 0)
-    first = denoise(runner, inputs())
-    runner.encode_prefix(*prompt(2), slot=1)
-    np.testing.assert_array_equal(denoise(runner, inputs()), first)
-    runner.use_prefix(1, 1)
-    assert not np.array_equal(denoise(runner, inputs()), first)
-
-
-def test_rows_have_prefixes_of_their_own():
-    runner = engine()
-    runner.encode_prefix(*prompt(1))
-    runner.use_prefix(1)
-    first = denoise(runner, inputs())
-    runner.encode_prefix(*prompt(2, rows=2))
-    runner.use_prefix(2)
-    denoise(runner, inputs(rows=2))
-    assert runner.read_velocity().shape == (2, 8, 6)
-    runner.use_prefix(1)
-    np.testing.assert_array_equal(denoise(runner, inputs()), first)
-
-
-def test_steps_one_by_one_are_the_steps_at_once_and_each_moves_by_dt_times_velocity():
-    runner = engine()
-    runner.encode_prefix(*prompt(1))
-    runner.use_prefix(1)
-    at_once = denoise(runner, inputs())
-    before, moved = inputs().x, []
-
-    def record(index: int, x: np.ndarray, velocity: np.ndarray) -> None:
-        moved.append((x, velocity[0]))
-
-    np.testing.assert_array_equal(denoise(runner, inputs(), record), at_once)
-    for x, velocity in moved:
-        np.testing.assert_allclose(x, before - velocity / 3, atol=1e-6)
-        before = x
-
-
-def test_a_written_x_is_what_the_next_step_starts_from():
-    runner = engine()
-    runner.encode_prefix(*prompt(1))
-    runner.use_prefix(1)
-    denoise(runner, inputs())
-    runner.load_step_inputs(inputs())
-    runner.step(0)
-    middle = runner.read_x()
-    runner.step(1)
-    end = runner.read_x()
-    runner.write_x(middle)
-    runner.step(1)
-    np.testing.assert_array_equal(runner.read_x(), end)
-
-
-def test_buffers_stay_where_they_are():
-    runner = engine()
-
-    def addresses() -> list[int]:
-        (vision,) = runner._vision.values()
-        own = [runner._image_tokens, runner._plan, vision.pixels, *runner._x]
-        rows = [
-            item
-            for r in runner._rows.values()
-            for item in (r.prefix_inputs['text_embeddings'], r.velocity)
-        ]
-        return [buffer.row_address(0) for buffer in (*own, *rows)]
-
-    before = addresses()
-    for seed in range(3):
-        runner.encode_image(1, np.full((3, 28, 28), seed / 4, dtype=np.float32))
-        runner.encode_prefix(*prompt(seed))
-        runner.use_prefix(1)
-        denoise(runner, inputs())
-    assert addresses() == before
-
-
-def test_one_camera_leaves_the_tokens_of_the_other_alone():
-    runner = engine()
-    runner.encode_image(0, np.full((3, 28, 28), 0.5, dtype=np.float32))
-    before = runner._image_tokens.read()
-    runner.encode_image(1, np.full((3, 28, 28), -0.5, dtype=np.float32))
-    after = runner._image_tokens.read()
-    np.testing.assert_array_equal(after[0], before[0])
-    assert not np.array_equal(after[1], before[1])
-
-
-def test_another_schedule_and_back_gives_the_first_chunk_again():
-    runner = engine()
-    runner.encode_prefix(*prompt(1))
-    runner.use_prefix(1)
-    first = denoise(runner, inputs())
-    for steps in range(4, 10):
-        runner.set_schedule(flow_times(steps), -1 / steps)
-        assert not np.array_equal(denoise(runner, inputs(steps=steps)), first)
-    runner.set_schedule(flow_times(3), -1 / 3)
-    np.testing.assert_array_equal(denoise(runner, inputs()), first)
-
-
-def test_what_only_torch_can_do_is_refused():
-    runner = engine()
-    assert runner.features == {'overlap'}
-    with pytest.raises(ValueError, match='jacobian'):
-        runner.load_step_inputs(replace(inputs(), jacobian=True))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ does differently (speed, rounding, what can be captured) is not shown here.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_inputs import chunk, encode, step_inputs
 from fake_cuda import CUresult
 from fake_tensorrt import RELEASES
 from tensorrt_machine import STEPS, Machine, linked_copy, write_exported_policy
@@ -28,7 +30,6 @@ from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.loading import closed_on_failure, load_networks
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.loading import load_torch_engine
-from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
@@ -67,43 +68,6 @@ def torch_engine(bundle: Path, family: str) -> TorchEngine:
     )
 
 
-def encode(engine, rows: int, seed: int, slot: int = 0) -> None:
-    random = np.random.default_rng(seed)
-    dims = engine.dims
-    for camera in range(dims.cameras):
-        size = dims.vision.image_size
-        engine.encode_image(camera, random.uniform(-1, 1, (3, size, size)).astype(np.float32))
-    mask = np.ones((rows, dims.prompt_length), bool)
-    mask[:, 20:] = False
-    tokens = random.integers(0, dims.vocabulary, mask.shape)
-    prompt = {'tokens': tokens, 'token_mask': mask}
-    if isinstance(dims, SmolVlaDims):
-        prompt['state'] = random.standard_normal((rows, dims.state_dim), np.float32)
-    engine.encode_prefix(np.array([True, seed % 2 == 0]), prompt, slot)
-
-
-def step_inputs(engine, rows: int, seed: int, steps: int = STEPS) -> StepInputs:
-    random = np.random.default_rng(seed)
-    dims = engine.dims
-    shape = (dims.horizon, dims.action_dim)
-    return StepInputs(
-        x=random.standard_normal(shape, np.float32),
-        row_weight=np.array([1.0] if rows == 1 else [1.8, -0.8], np.float32),
-        plan=random.standard_normal(shape, np.float32),
-        plan_weight=random.uniform(0, 1, (steps, dims.horizon)).astype(np.float32),
-        rows={'state': random.standard_normal((rows, dims.state_dim), np.float32)}
-        if dims.state_dim and not isinstance(dims, SmolVlaDims)
-        else {},
-    )
-
-
-def chunk(engine, rows: int, seed: int, steps: int = STEPS) -> np.ndarray:
-    engine.set_schedule(flow_times(steps), -1 / steps)
-    encode(engine, rows, seed)
-    engine.use_prefix(rows)
-    return denoise(engine, step_inputs(engine, rows, seed, steps))
-
-
 @pytest.mark.parametrize('release', thorough_but([RELEASES[0], RELEASES[-1]], RELEASES))
 @pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
 def test_the_built_engines_give_the_chunk_of_torch(machine, family, release):
@@ -127,55 +91,6 @@ def test_one_profile_serves_one_and_two_rows_from_10_on(machine, release):
     engine = here.load()
     assert engine.max_rows == 2
     engine.close()
-
-
-def test_steps_one_by_one_are_the_loop_and_give_velocities(machine):
-    here = machine()
-    here.build()
-    engine, reference = here.load(), torch_engine(here.bundle, 'pi05')
-    at_once = chunk(engine, 2, seed=7)
-    traces = []
-    for each in (engine, reference):
-        chunk(each, 2, seed=7)
-        trace = []
-        denoise(each, step_inputs(each, 2, 7), lambda k, x, v, to=trace: to.append(np.append(x, v)))
-        traces.append(trace)
-    assert np.array_equal(engine.read_x(), at_once)
-    assert np.abs(np.array(traces[0]) - np.array(traces[1])).max() <= 1e-5
-
-
-def test_a_written_x_is_what_the_next_step_starts_from(machine):
-    here = machine()
-    here.build()
-    results = []
-    for each in (here.load(), torch_engine(here.bundle, 'pi05')):
-        chunk(each, 1, seed=1)
-        each.load_step_inputs(step_inputs(each, 1, seed=1))
-        each.step(0)
-        each.write_x(step_inputs(each, 1, seed=9).x)
-        each.step(1)
-        results.append(each.read_x())
-    assert np.abs(results[0] - results[1]).max() <= 1e-5
-
-
-def test_slots_keep_what_was_encoded_in_them(machine):
-    here = machine()
-    here.build()
-    engine = here.load()
-    engine.set_schedule(flow_times(STEPS), -1 / STEPS)
-    inputs = step_inputs(engine, 1, seed=3)
-    alone = []
-    for seed in (5, 6):
-        encode(engine, 1, seed)
-        alone.append(denoise(engine, inputs))
-    encode(engine, 1, 5, slot=0)
-    encode(engine, 1, 6, slot=1)
-    both = []
-    for slot in (0, 1):
-        engine.use_prefix(1, slot)
-        both.append(denoise(engine, inputs))
-    assert np.array_equal(alone, both)
-    assert not np.array_equal(*alone)
 
 
 def test_without_graphs_the_chunk_is_the_same(machine):
@@ -413,12 +328,9 @@ def test_what_this_backend_cannot_do_is_refused(machine):
     engine = here.load()
     assert engine.features == frozenset()
     inputs = step_inputs(engine, 1, seed=1)
-    several = StepInputs(
-        np.stack([inputs.x] * 2), inputs.row_weight, inputs.plan, inputs.plan_weight
-    )
     engine.set_schedule(flow_times(STEPS), -1 / STEPS)
-    with pytest.raises(ValueError, match='chunk'):
-        engine.load_step_inputs(several)
+    with pytest.raises(ValueError, match='Jacobian'):
+        engine.load_step_inputs(replace(inputs, jacobian=True))
 
 
 def test_a_setting_that_it_cannot_serve_is_refused_with_the_backends_that_can(machine):

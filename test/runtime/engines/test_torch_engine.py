@@ -13,7 +13,6 @@ from network_cases import (
     largest_error,
     load_network_case,
     network_case_paths,
-    relative_error,
 )
 from tiny_policy import tiny_dims
 
@@ -25,7 +24,6 @@ from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.loading import load_torch_engine
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.inference.denoise import denoise, flow_times
-from vla_runtime.inference.real_time_chunking import plan_weights
 from vla_runtime.inference.settings import row_weights
 
 pytestmark = pytest.mark.cases
@@ -64,46 +62,6 @@ entries = pytest.mark.parametrize(
 )
 
 
-@entries
-def test_the_engine_returns_the_reference_chunk(path: Path, b: int):
-    case = load_network_case(path)
-    chunk = denoise(engine_for(case, b), inputs_for(case, b))
-    assert largest_error(chunk, case.tensors['actions'][b]) <= 2e-5
-
-
-@entries
-def test_recording_steps_gives_the_reference_trace_and_the_same_chunk(path: Path, b: int):
-    case = load_network_case(path)
-    engine = engine_for(case, b)
-    at_once = denoise(engine, inputs_for(case, b))
-    trace = []
-    recorded = denoise(
-        engine, inputs_for(case, b), lambda k, x, velocity: trace.append((k, x, velocity))
-    )
-    np.testing.assert_array_equal(recorded, at_once)
-    assert [k for k, _, _ in trace] == list(range(case.steps))
-    for k, _, velocity in trace:
-        assert relative_error(velocity[0], case.tensors['v_t'][k, b]) <= 2e-5
-
-
-def guided_entries():
-    for path, b in batch_entries():
-        case = load_network_case(path)
-        for name in case.tensors:
-            if name.startswith('cfg_actions_beta_'):
-                yield pytest.param(
-                    path, b, float(name.rpartition('_')[2]), id=f'{path.stem}-{b}-{name}'
-                )
-
-
-@pytest.mark.parametrize(('path', 'b', 'beta'), list(guided_entries()))
-def test_guided_chunks_equal_the_reference(path: Path, b: int, beta: float):
-    case = load_network_case(path)
-    engine = engine_for(case, b, ('', 'uncond_'))
-    chunk = denoise(engine, inputs_for(case, b, row_weight=row_weights(beta)))
-    assert largest_error(chunk, case.tensors[f'cfg_actions_beta_{beta}'][b]) <= 5e-5
-
-
 @pytest.mark.parametrize('path', network_case_paths('pi05'), ids=lambda path: path.stem)
 def test_beta_one_over_two_rows_is_the_conditioned_row_up_to_rounding(path: Path):
     # Matrix products round differently for two rows than for one; the policy therefore runs
@@ -131,81 +89,6 @@ def test_guidance_of_a_wrong_kind_is_far_from_the_reference(path: Path):
     )
     for wrong in (unguided, swapped):
         assert largest_error(wrong, reference) > 1e-3
-
-
-def planned_entries():
-    for path, b in batch_entries():
-        for name in load_network_case(path).tensors:
-            if name.startswith('rtc_actions_'):
-                yield pytest.param(path, b, name.rpartition('_')[2], id=f'{path.stem}-{b}-{name}')
-
-
-@pytest.mark.parametrize(('path', 'b', 'schedule'), list(planned_entries()))
-def test_chunks_tied_to_a_plan_equal_lerobots_real_time_chunking(path: Path, b: int, schedule):
-    case = load_network_case(path)
-    previous = case.tensors['rtc_previous_chunk'][b].numpy()
-    dims = case.network.dims
-    # A short plan is continued by holding its last action; the weight there is zero.
-    rows = np.minimum(np.arange(dims.horizon), len(previous) - 1)
-    weight = plan_weights(
-        flow_times(case.steps),
-        schedule=schedule,
-        delay=2,
-        execution_horizon=min(6, len(previous)),
-        horizon=dims.horizon,
-        maximum=10.0,
-    )
-    chunk = denoise(
-        engine_for(case, b), inputs_for(case, b, plan=previous[rows], plan_weight=weight)
-    )
-    assert largest_error(chunk, case.tensors[f'rtc_actions_{schedule}'][b]) <= 5e-5
-
-
-@pytest.mark.parametrize('path', network_case_paths(), ids=lambda path: path.stem)
-def test_buffers_stay_where_they_are_and_repeat_bit_for_bit(path: Path):
-    case = load_network_case(path)
-    engine = engine_for(case, 0)
-
-    def addresses() -> list[int]:
-        own = [v for v in vars(engine).values() if isinstance(v, torch.Tensor)]
-        rows = [
-            tensor
-            for held in engine._buffers.values()
-            for tensors in (held.prefix_inputs, held.head_inputs, *held.slots)
-            for tensor in tensors.values()
-        ]
-        rows += [t for held in engine._buffers.values() for t in (held.row_weight, held.velocity)]
-        return [tensor.data_ptr() for tensor in own + rows]
-
-    before = addresses()
-    first = denoise(engine, inputs_for(case, 0))
-    pixels, mask = case.images(0)
-    camera = int(mask.nonzero()[0])
-    engine.encode_image(camera, -pixels[camera].numpy())
-    tokens, token_mask = case.prompt(0)
-    prompt = {'tokens': tokens[None].numpy(), 'token_mask': token_mask[None].numpy()}
-    engine.encode_prefix(mask.numpy(), prompt)
-    other = denoise(engine, inputs_for(case, 0))
-    assert not np.array_equal(first, other), 'a new image must give a new chunk'
-    engine.encode_image(camera, pixels[camera].numpy())
-    prompt = {'tokens': tokens[None].numpy(), 'token_mask': token_mask[None].numpy()}
-    engine.encode_prefix(mask.numpy(), prompt)
-    np.testing.assert_array_equal(denoise(engine, inputs_for(case, 0)), first)
-    assert addresses() == before
-
-
-@pytest.mark.parametrize('path', network_case_paths(), ids=lambda path: path.stem)
-def test_another_schedule_and_back_gives_the_first_chunk_again(path: Path):
-    case = load_network_case(path)
-    engine = engine_for(case, 0)
-    first = denoise(engine, inputs_for(case, 0))
-    engine.set_schedule(flow_times(3), -1 / 3)
-    horizon = case.network.dims.horizon
-    weight = np.zeros((3, horizon), dtype=np.float32)
-    fewer = denoise(engine, inputs_for(case, 0, plan_weight=weight))
-    assert not np.array_equal(first, fewer)
-    engine.set_schedule(flow_times(case.steps), -1 / case.steps)
-    np.testing.assert_array_equal(denoise(engine, inputs_for(case, 0)), first)
 
 
 @pytest.mark.parametrize('path', network_case_paths(), ids=lambda path: path.stem)

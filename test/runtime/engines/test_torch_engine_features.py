@@ -1,16 +1,15 @@
-"""Slots, several noises, the Jacobian's tie and per-action time of the torch engine."""
+"""Several noises, the Jacobian's tie and per-action time of the torch engine."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from tiny_policy import tiny_dims
 
-from vla_runtime.engines.protocol import MAX_SAMPLES, StepInputs
+from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
@@ -81,107 +80,6 @@ def planned(engine: TorchEngine, **changes) -> StepInputs:
         maximum=5.0,
     )
     return step_inputs(engine, plan=plan.astype(np.float32), plan_weight=weight, **changes)
-
-
-# Slots.
-
-
-@families
-@pytest.mark.parametrize('rows', [1, 2])
-def test_each_slot_keeps_its_own_prefix(family, rows):
-    engine = seeded_engine(family, rows)
-    inputs = step_inputs(engine, rows)
-    first = denoise(engine, inputs)
-    encode(engine, seed=1, rows=rows, slot=1)
-    np.testing.assert_array_equal(denoise(engine, inputs), first)
-    engine.use_prefix(rows, slot=1)
-    second = denoise(engine, inputs)
-    assert not np.array_equal(first, second)
-    encode(engine, seed=2, rows=rows, slot=0)
-    np.testing.assert_array_equal(denoise(engine, inputs), second)
-    engine.use_prefix(rows, slot=0)
-    assert not np.array_equal(denoise(engine, inputs), first), 'slot 0 was encoded anew'
-
-
-@families
-def test_which_slot_a_prefix_lies_in_changes_nothing(family):
-    at_zero, at_one = (seeded_engine(family, slot=slot) for slot in range(2))
-    np.testing.assert_array_equal(
-        denoise(at_zero, step_inputs(at_zero)), denoise(at_one, step_inputs(at_one))
-    )
-
-
-@families
-def test_encoding_other_rows_leaves_what_is_denoised_over(family):
-    engine = seeded_engine(family)
-    first = denoise(engine, step_inputs(engine))
-    encode(engine, seed=1, rows=2)
-    np.testing.assert_array_equal(denoise(engine, step_inputs(engine)), first)
-
-
-def test_x_can_be_written_between_two_steps():
-    engine = seeded_engine('pi05')
-    inputs = step_inputs(engine)
-    engine.load_step_inputs(inputs)
-    engine.step(0)
-    after, velocity = engine.read_x(), engine.read_velocity()
-    engine.write_x(inputs.x)
-    np.testing.assert_array_equal(engine.read_x(), inputs.x)
-    engine.step(0)
-    np.testing.assert_array_equal(engine.read_x(), after)
-    np.testing.assert_array_equal(engine.read_velocity(), velocity)
-
-
-# Several noises over one prefix.
-
-
-@families
-@pytest.mark.parametrize('rows', [1, 2])
-@pytest.mark.parametrize('count', [2, 5, MAX_SAMPLES])
-def test_chunks_denoised_together_are_those_denoised_alone(family, rows, count):
-    engine = seeded_engine(family, rows)
-    dims = engine.dims
-    noise = np.random.default_rng(9).normal(size=(count, dims.horizon, dims.action_dim))
-    noise = noise.astype(np.float32)
-    changes = (
-        {'rows': {'state': np.array([[0.1] * 6, [0.7] * 6], np.float32)[:rows]}}
-        if family == 'pi0'
-        else {}
-    )
-    together = denoise(engine, replace(planned_rows(engine, rows, x=noise), **changes))
-    assert together.shape == noise.shape
-    alone = [denoise(engine, replace(planned_rows(engine, rows, x=x), **changes)) for x in noise]
-    np.testing.assert_allclose(together, alone, atol=2e-5)
-    assert np.ptp(together, axis=0).max() > 0.1, 'each noise gives its own chunk'
-
-
-def planned_rows(engine: TorchEngine, rows: int, **changes) -> StepInputs:
-    inputs = planned(engine)
-    return step_inputs(engine, rows, plan=inputs.plan, plan_weight=inputs.plan_weight, **changes)
-
-
-@families
-def test_velocities_of_several_noises_come_row_by_row(family):
-    engine = seeded_engine(family, rows=2)
-    dims = engine.dims
-    noise = np.random.default_rng(9).normal(size=(3, dims.horizon, dims.action_dim))
-    noise = noise.astype(np.float32)
-    engine.load_step_inputs(step_inputs(engine, 2, x=noise))
-    engine.step(0)
-    together = engine.read_velocity()
-    assert together.shape == (2, *noise.shape)
-    for n, x in enumerate(noise):
-        engine.load_step_inputs(step_inputs(engine, 2, x=x))
-        engine.step(0)
-        np.testing.assert_allclose(together[:, n], engine.read_velocity(), atol=2e-5)
-
-
-def test_one_noise_of_three_dimensions_is_that_noise_exactly():
-    engine = seeded_engine('pi05')
-    inputs = step_inputs(engine)
-    np.testing.assert_array_equal(
-        denoise(engine, step_inputs(engine, x=inputs.x[None]))[0], denoise(engine, inputs)
-    )
 
 
 # The tie through the Jacobian.
@@ -286,7 +184,7 @@ def test_per_action_time_equals_the_networks_own(family):
     inputs = step_inputs(engine)
     got = velocity_of(engine, 1, clean_actions=known)
     buffers = engine._buffers[1]
-    past = network.prefix(engine._image_tokens, engine._image_mask, **buffers.prefix_inputs)
+    past = network.prefix(engine._image_tokens[0], engine._image_mask, **buffers.prefix_inputs)
     times = torch.tensor([0.0 if i < known else 0.75 for i in range(engine.dims.horizon)])
     conditioning = torch.cat([network.time_conditioning(t[None]) for t in times])[None]
     rows = {name: torch.from_numpy(value) for name, value in inputs.rows.items()}
@@ -303,9 +201,3 @@ def test_a_chunk_that_is_wholly_known_is_at_flow_time_zero(family):
     known = velocity_of(engine, 0, clean_actions=engine.dims.horizon)
     engine.set_schedule(np.zeros(STEPS), -1 / STEPS)
     np.testing.assert_allclose(known, velocity_of(engine, 0), atol=1e-5)
-
-
-def test_the_engine_says_what_it_can_do():
-    engine = TorchEngine(seeded_network('pi05'))
-    assert engine.features == {'jacobian', 'action_time', 'overlap', 'packed'}
-    assert engine.slots == 2

@@ -130,8 +130,6 @@ def inputs_for(engine: TorchEngine, seed: int, rows: int, **changes) -> StepInpu
     random, dims = np.random.default_rng(seed), engine.dims
     steps = len(engine._schedules.require().times)
     x, plan = random.normal(size=(2, dims.horizon, dims.action_dim)).astype(np.float32)
-    if samples := changes.pop('samples', None):
-        x = np.stack([x * (1 - n) for n in range(samples)])
     head = rows_of(engine._network.family.head_inputs(dims), rows, random)
     weight = random.uniform(0, 1, (steps, dims.horizon)).astype(np.float32)
     row_weight = changes.pop('row_weight', row_weights(2.0 if rows == 2 else None))
@@ -151,7 +149,7 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
 @pytest.mark.parametrize('rows', [1, 2])
 def test_chunks_of_changing_observations_are_those_of_eager_plain_runs(engines, family, rows):
     graphed, eager = engines(family)
-    variants = ({}, {'samples': 2}, {'clean_actions': 2}, {'jacobian': True})
+    variants = ({}, {'clean_actions': 2}, {'jacobian': True})
     for seed in range(3):
         for engine in (graphed, eager):
             encode(engine, seed, rows, slot=0)
@@ -201,20 +199,6 @@ def test_a_head_of_one_pass_replays_as_it_runs(engines):
     assert set(graphed.cuda_graph.values()) == {'captured'}
 
 
-@fused_ones
-def test_a_sweep_of_samples_holds_memory_for_the_last_few_numbers_only(engines, family):
-    graphed, eager = engines(family)
-    for engine in (graphed, eager):
-        encode(engine, 1, 1, slot=0)
-    for samples in (1, 2, 3, 4, 5, 6, 1, 5):
-        found, expected = (chunk(e, 9, 1, 0, samples=samples) for e in (graphed, eager))
-        assert_close(found, expected)
-    kept = {samples for _, samples, _ in graphed._prepared}
-    assert kept == {4, 5, 6, 1}
-    variants = [v for schedule in graphed._schedules.kept for v in schedule.denoise]
-    assert {variant.samples for variant in variants} == kept
-
-
 @flows
 def test_each_slot_is_laid_out_apart_and_again_when_it_has_changed(engines, family):
     graphed, eager = engines(family)
@@ -256,12 +240,9 @@ def test_in_bfloat16_replays_are_those_of_eager_plain_runs_up_to_its_rounding(
         for engine in (graphed, eager):
             encode(engine, seed, rows, slot=0)
         # Rounding is not amplified by guidance here: all weight is on one row.
-        for variant in ({}, {'samples': 2}):
-            weights = np.array([1.0, 0.0], 'f4')[:rows]
-            found, expected = (
-                chunk(e, 3, rows, 0, row_weight=weights, **variant) for e in (graphed, eager)
-            )
-            assert np.abs(found - expected).max() <= bound * np.abs(expected).max()
+        weights = np.array([1.0, 0.0], 'f4')[:rows]
+        found, expected = (chunk(e, 3, rows, 0, row_weight=weights) for e in (graphed, eager))
+        assert np.abs(found - expected).max() <= bound * np.abs(expected).max()
         chunks.append(expected)
     # The observation moves it by far more than that.
     assert np.abs(chunks[0] - chunks[1]).max() > 3 * bound * np.abs(expected).max()
@@ -301,7 +282,7 @@ def test_what_is_laid_out_into_new_buffers_is_seen_by_no_graph(engines, family, 
     kind = FUSED[family]
     prepare_prefix = kind.prepare_prefix
     monkeypatch.setattr(
-        kind, 'prepare_prefix', lambda fused, past, n, into=None: prepare_prefix(fused, past, n)
+        kind, 'prepare_prefix', lambda fused, past, into=None: prepare_prefix(fused, past)
     )
     graphed, eager = engines(family)
     for seed in range(2):
@@ -349,7 +330,7 @@ def test_a_prompt_is_encoded_at_the_shortest_length_that_holds_every_row(engines
         for engine in (graphed, eager):
             encode(engine, seed, rows, slot, [list(places) for places in valid])
         assert length_of(graphed, rows, slot) == length
-        for variant in ({}, {'samples': 2}, {'jacobian': True}):
+        for variant in ({}, {'jacobian': True}):
             found, expected = (chunk(e, seed, rows, slot, **variant) for e in (graphed, eager))
             assert_close(found, expected)
     assert set(graphed.cuda_graph.values()) == {'captured'}
@@ -391,7 +372,7 @@ def test_a_graph_without_masks_serves_any_number_of_valid_tokens(engines, family
         valid = [list(range(tokens)), [0, *range(2, 2 + tokens // 2)]][:rows]
         for engine in (graphed, eager):
             encode(engine, seed, rows, 0, valid)
-        for variant in ({}, {'samples': 2}, {'clean_actions': 2}):
+        for variant in ({}, {'clean_actions': 2}):
             found, expected = (chunk(e, seed, rows, 0, **variant) for e in (graphed, eager))
             assert_close(found, expected)
         if seed == 0:

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import torch
 from fused_networks import FUSED, inputs_of_case, prefix_of, tiny
-from network_cases import ReferenceCase, each_entry, load_network_case, relative_error
+from network_cases import (
+    ReferenceCase,
+    denoised,
+    each_entry,
+    load_network_case,
+    relative_error,
+)
 from smolvla_cases import load_smolvla_case
 from torch import Tensor
 
@@ -19,8 +25,6 @@ from vla_runtime.families.blocks import epilogues, fused_product
 from vla_runtime.families.blocks.epilogues import Epilogue
 from vla_runtime.families.blocks.layers import gelu_tanh
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.flow_step import DenoiseStep
-from vla_runtime.inference.denoise import flow_times
 
 pytestmark = pytest.mark.cases
 
@@ -75,13 +79,7 @@ def test_chunks_of_the_cases_with_epilogues(path, b, asked):
     past = fused.prefix(image_tokens, image_mask, **rows)
     # The stream that the products overwrite is the prefix's own.
     assert all(map(torch.equal, given, before))
-    x = case.tensors['noise'][b : b + 1]
-    prepared, step = fused.prepare_prefix(past, 1), DenoiseStep(fused)
-    for t in torch.tensor(flow_times(case.steps), dtype=torch.float32):
-        conditioning = fused.split_conditioning(fused.time_conditioning(t[None]))
-        dt, weights = torch.tensor(-1.0 / case.steps), torch.zeros(1, x.shape[1], 1)
-        plan = torch.zeros_like(x)
-        x, _ = step(x, prepared, conditioning, t, dt, torch.ones(1), plan, weights, head)
+    x, _ = denoised(fused, past, case.tensors['noise'][b : b + 1], case.steps, rows=head)[-1]
     assert relative_error(x[0], case.tensors['actions'][b]) <= 5e-5
     assert all(asked.values())
 

@@ -1,17 +1,21 @@
-"""Judge a guided denoise loop from its trace, by the float64 joint forward.
+"""Judge a guided denoise loop from its trace, by the plain network, one prompt at a time.
 
-Knows nothing of the package: prompts, noise, guidance scale and trace go in, faults come out.
+The network's own numbers are the reference cases' (test/contract). Here it has no engine, no cache,
+no rows and no mask: what is not valid is not there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from joint_forward import JointForward, Prompt
+import torch
+from torch import Tensor
 
-# Of the largest velocity: float32 against float64 differ by a few millionths.
+from vla_runtime.families.flow_network import FlowNetwork
+
+# Of the largest velocity: sums in another order differ by a few millionths.
 VELOCITY_TOLERANCE = 5e-5
 # An error of a velocity goes into the next x, and is amplified there.
 CHUNK_TOLERANCE = 1e-3
@@ -27,19 +31,67 @@ class Step:
     velocity: np.ndarray
 
 
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """One row as a network sees it: visible images, valid tokens, pi0's state.
+
+    Attributes:
+        pixels: per visible camera (3, S, S).
+        tokens: ids of the valid tokens.
+        state: (S,) padded, or None where the state is in the tokens.
+    """
+
+    pixels: Sequence[np.ndarray]
+    tokens: Sequence[int]
+    state: np.ndarray | None = None
+
+
+class PlainVelocity:
+    """Velocities of a network of one prompt alone.
+
+    Args:
+        network: with weights, in float32.
+    """
+
+    def __init__(self, network: FlowNetwork) -> None:
+        self._network = network
+        self._prefixes: dict[Prompt, Mapping[str, Tensor]] = {}
+
+    @torch.inference_mode()
+    def velocity(self, prompt: Prompt, x: np.ndarray, t: float) -> np.ndarray:
+        """(H, A) velocity at noisy actions x (H, A) and flow time t."""
+        if prompt not in self._prefixes:
+            self._prefixes[prompt] = self._prefix(prompt)
+        found = self._network.velocity(
+            torch.from_numpy(x)[None].float(),
+            self._prefixes[prompt],
+            self._network.time_conditioning(torch.tensor([t])),
+            **({} if prompt.state is None else {'state': torch.from_numpy(prompt.state)[None]}),
+        )
+        return found[0].double().numpy()
+
+    def _prefix(self, prompt: Prompt) -> Mapping[str, Tensor]:
+        images = self._network.vision(torch.from_numpy(np.stack(prompt.pixels)))
+        tokens = torch.tensor([prompt.tokens])
+        seen = torch.ones(len(images), dtype=torch.bool)
+        return self._network.prefix(
+            images, seen, tokens=tokens, token_mask=torch.ones_like(tokens, dtype=torch.bool)
+        )
+
+
 class GuidanceOracle:
     """Judges traces of one observation, at one guidance scale.
 
     Args:
-        joint: the policy in float64.
+        plain: the policy's network.
         conditioned, unconditioned: the rows, in this order in a trace.
         beta: guidance scale.
     """
 
     def __init__(
-        self, joint: JointForward, conditioned: Prompt, unconditioned: Prompt, beta: float
+        self, plain: PlainVelocity, conditioned: Prompt, unconditioned: Prompt, beta: float
     ) -> None:
-        self._joint = joint
+        self._plain = plain
         self._rows = (conditioned, unconditioned)
         self._beta = beta
 
@@ -91,4 +143,4 @@ class GuidanceOracle:
         return found
 
     def _velocities(self, x: np.ndarray, t: float) -> np.ndarray:
-        return np.stack([self._joint.velocity(row, x, t) for row in self._rows])
+        return np.stack([self._plain.velocity(row, x, t) for row in self._rows])

@@ -1,4 +1,4 @@
-"""Guidance against the float64 oracle, and faults of others planted to see the oracle object.
+"""Guidance against the plain network, and faults of others planted to see the oracle object.
 
 The oracle is given the tokens that `PolicyCodec` made: what a row says is not judged here but in
 `test_prompts.py` (`test_tag_is_the_only_difference_of_a_tagged_row`) and by the reference cases.
@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guidance_oracle import GuidanceOracle, Step
+from guidance_oracle import GuidanceOracle, PlainVelocity, Prompt, Step
 from guided_policies import load_policy
-from joint_forward import JointForward, Prompt
 from network_cases import NetworkCase, load_network_case, network_case_paths
-from safetensors.numpy import load_file
 from thorough import thorough_but
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
@@ -74,8 +73,13 @@ class Guided:
     def oracle(
         self, seen: Observation = SEEN, beta: float = BETA, advantage: Advantage = 'positive'
     ) -> GuidanceOracle:
-        joint = JointForward(load_file(self.bundle / 'weights.safetensors'), self.policy.spec.dims)
-        return GuidanceOracle(joint, self.prompt(seen, advantage), self.prompt(seen, None), beta)
+        spec, bundle = self.policy.spec, read_bundle(self.bundle)
+        network = load_network(
+            spec.family, spec.dims, bundle.weights_path, device='cpu', precision='float32'
+        )
+        return GuidanceOracle(
+            PlainVelocity(network), self.prompt(seen, advantage), self.prompt(seen, None), beta
+        )
 
     def prompt(self, seen: Observation, advantage: Advantage | None) -> Prompt:
         codec = PolicyCodec(read_bundle(self.bundle))
@@ -121,31 +125,15 @@ def _case_prompt(case: NetworkCase, prefix: str) -> Prompt:
     return Prompt(visible, tokens[mask].tolist(), None if state is None else state[0].numpy())
 
 
-def _case_joint(case: NetworkCase) -> JointForward:
-    weights = {name: value.numpy() for name, value in case.network.state_dict().items()}
-    return JointForward(weights, case.network.dims)
-
-
-@pytest.mark.cases
-@pytest.mark.parametrize('path', network_case_paths(), ids=lambda path: path.stem)
-def test_the_oracles_joint_forward_gives_the_references_velocities(path: Path):
-    case = load_network_case(path)
-    joint, prompt = _case_joint(case), _case_prompt(case, '')
-    for k in (0, case.steps - 1):
-        x, t = case.tensors['x_t'][k, 0].numpy(), float(case.tensors['t'][k, 0])
-        expected = case.tensors['v_t'][k, 0].numpy()
-        np.testing.assert_allclose(joint.velocity(prompt, x, t), expected, atol=3e-5)
-
-
 @pytest.mark.cases
 @pytest.mark.parametrize('path', network_case_paths('pi05'), ids=lambda path: path.stem)
 def test_the_oracles_guided_chunk_is_the_references(path: Path):
     case = load_network_case(path)
     rows = _case_prompt(case, ''), _case_prompt(case, 'uncond_')
-    oracle = GuidanceOracle(_case_joint(case), *rows, beta=2.5)
+    oracle = GuidanceOracle(PlainVelocity(case.network), *rows, beta=2.5)
     chunk = oracle.chunk(case.tensors['noise'][0].numpy(), case.steps)
     expected = case.tensors['cfg_actions_beta_2.5'][0].numpy()
-    # Ten guided steps of the reference in float32 are that far from float64.
+    # Ten guided steps in float32 are that far from each other.
     np.testing.assert_allclose(chunk, expected, atol=5e-4)
     assert np.abs(chunk - case.tensors['cfg_actions_beta_1.5'][0].numpy()).max() > 0.05
 

@@ -96,7 +96,7 @@ def changed(**index: tuple) -> PrefixInputs:
 
 def encode(cache: PrefixCache, inputs: PrefixInputs) -> CacheReport:
     images = cache.encode_images(inputs, EXACT)
-    return CacheReport(images, (cache.encode_prefix(inputs, EXACT),))
+    return CacheReport(images, (cache.encode_prefix(inputs, EXACT, 0),))
 
 
 def swapped_rows() -> PrefixInputs:
@@ -255,7 +255,7 @@ def test_after_a_reset_nothing_of_any_slot_is_read(policy):
 
 
 def _poison(engine) -> None:
-    engine._image_tokens.fill_(float('nan'))
+    engine._image_tokens[0].fill_(float('nan'))
     for rows in engine._buffers.values():
         for slot in rows.slots:
             slot['past_key'].fill_(float('nan'))

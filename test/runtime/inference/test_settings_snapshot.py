@@ -80,6 +80,6 @@ def test_what_is_set_while_a_chunk_is_denoised_is_not_in_it_nor_in_its_report(bu
     # Where they are in force they are seen.
     other = facts(policy.infer(seen, plan=PLAN)[1])
     alike = {name for name, value in facts(report).items() if other[name] == value}
-    assert alike <= {'clean_steps', 'cuda_graph', 'stamps_ns', 'ticks', 'answers_per_s'}
+    assert alike <= {'clean_steps', 'cuda_graph', 'stamps_ns', 'ticks', 'answers_per_s', 'together'}
     for each in (policy, plain):
         each.close()

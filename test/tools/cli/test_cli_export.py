@@ -18,7 +18,7 @@ from checkpoint_folders import (
     copy_lerobot_folder,
     edit_json,
     edit_step,
-    full_size_names,
+    full_size_shapes,
     joints,
     lerobot_arguments,
     lerobot_folder,
@@ -231,7 +231,8 @@ def test_a_full_size_policy_is_planned_without_reading_its_weights(family, tmp_p
     statistics = {'norm_stats': openpi_statistics()}
     (folder / 'assets' / 'droid').mkdir(parents=True)
     (folder / 'assets' / 'droid' / 'norm_stats.json').write_text(json.dumps(statistics))
-    write_sparse_checkpoint(folder / 'model.safetensors', full_size_names(family))
+    stored = tiny_tensors() if family == 'pi05' else pi0_tensors()
+    write_sparse_checkpoint(folder / 'model.safetensors', full_size_shapes(family, NAMES, stored))
     names, tokenizer = joints(), str(lerobot_folder() / 'tokenizer.json')
     arguments = ['--state-names', names, '--action-names', names, '--units', 'rad', '--absolute']
     arguments += ['--rate-hz', '15', '--tokenizer', tokenizer, '--horizon', '50']

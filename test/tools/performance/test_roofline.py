@@ -126,7 +126,7 @@ def test_keys_and_values_are_those_of_the_engine(rows):
     for buffers in engine._buffers.values():
         for slot in buffers.slots:
             slot['prefix_mask'].fill_(True)
-            keys = engine._fused.prepare_prefix(slot, samples=1)._own._attended
+            keys = engine._fused.prepare_prefix(slot)._own._attended
             prepared += [keys._past_keys, keys._past_values]
     numbers = sum(tensor.untyped_storage().nbytes() for tensor in prepared)
     assert need.prepared <= numbers <= need.prepared * (1 + dims.horizon / dims.prefix_length)

@@ -8,7 +8,7 @@ single index operators on the CPU; a missing provider is an error.
 
 One thread may encode while another denoises (feature `overlap`): the sessions are separate, and
 the two threads bind and write different buffers. The files hold no Jacobian and no flow times of
-single actions, and their rows are prompts, not samples.
+single actions, and their rows are prompts of one request.
 """
 
 from __future__ import annotations
@@ -103,21 +103,27 @@ class _Schedule:
 class PrefixRows:
     """Bindings and buffers of the prefix for one number of prompt rows.
 
-    `past` has, per slot, the prefix's outputs by name, and `encode` the run that writes them.
+    `past` has, per slot, the prefix's outputs by name, and `encode` the run that writes them; both
+    are empty before `open_session`.
     """
 
-    def __init__(self, prefix: Session, image_tokens: Buffer, image_mask: Buffer) -> None:
-        images = dict(zip(IMAGE_INPUTS, (image_tokens, image_mask), strict=True))
+    def __init__(self, prefix: Session) -> None:
+        self._session = prefix
         self.prefix_inputs = {
-            name: prefix.buffer(name) for name in prefix.inputs if name not in images
+            name: prefix.buffer(name) for name in prefix.inputs if name not in IMAGE_INPUTS
         }
-        self.past = [{name: prefix.buffer(name) for name in prefix.outputs} for _ in range(SLOTS)]
-        self.encode = [self._encoding(prefix, past, images) for past in self.past]
+        self.past: list[dict[str, Buffer]] = []
+        self.encode: list[Binding] = []
 
-    def _encoding(
-        self, prefix: Session, past: Mapping[str, Buffer], images: Mapping[str, Buffer]
-    ) -> Binding:
-        binding = prefix.binding()
+    def open_session(self, image_tokens: Buffer, image_mask: Buffer) -> None:
+        images = dict(zip(IMAGE_INPUTS, (image_tokens, image_mask), strict=True))
+        for _ in range(SLOTS):
+            past = {name: self._session.buffer(name) for name in self._session.outputs}
+            self.past.append(past)
+            self.encode.append(self._encoding(past, images))
+
+    def _encoding(self, past: Mapping[str, Buffer], images: Mapping[str, Buffer]) -> Binding:
+        binding = self._session.binding()
         for name, buffer in {**images, **self.prefix_inputs}.items():
             binding.input(name, buffer)
         for name, buffer in past.items():
@@ -128,10 +134,8 @@ class PrefixRows:
 class _Rows(PrefixRows):
     """The same with those of the denoise steps."""
 
-    def __init__(
-        self, expert: Session, prefix: Session, image_tokens: Buffer, image_mask: Buffer
-    ) -> None:
-        super().__init__(prefix, image_tokens, image_mask)
+    def __init__(self, expert: Session, prefix: Session) -> None:
+        super().__init__(prefix)
         self._expert = expert
         shared = ('x', *prefix.outputs, *STEP_INPUTS, *SCHEDULER_INPUTS)
         self.head_inputs = {
@@ -197,7 +201,6 @@ class OnnxEngine:
 
     backend = 'onnxruntime'
     features: frozenset[Feature] = FEATURES[backend]
-    slots = SLOTS
 
     def __init__(
         self,
@@ -230,22 +233,33 @@ class OnnxEngine:
         self._token_embedding = TokenEmbedding.of(folder, precision) if hosted else None
         self._vision = {size: _Vision(session) for size, session in graphs.vision.items()}
         self._sizes = image_sizes(dims)
-        tokens = (dims.cameras, *max(vision.tokens for vision in self._vision.values()))
-        self._image_tokens = Buffer(place, tokens, 'tensor(float)')
-        self._image_tokens.write(np.zeros(tokens, dtype=np.float32))
-        self._encode_image = [
-            self._vision[size].binding(self._image_tokens, camera)
-            for camera, size in enumerate(self._sizes)
-        ]
+        # Of each session: image tokens, and the runs that write them by camera.
+        self._image_tokens: list[Buffer] = []
+        self._encode_image: list[list[Binding]] = []
         self._image_mask = Buffer(place, (dims.cameras,), 'tensor(bool)')
         self._prefix = (1, 0)
         self._ran = Ran()
         self._make_head(graphs)
+        self.open_session()
+
+    def open_session(self) -> int:
+        tokens = (self.dims.cameras, *max(vision.tokens for vision in self._vision.values()))
+        image_tokens = Buffer(self._place, tokens, 'tensor(float)')
+        image_tokens.write(np.zeros(tokens, dtype=np.float32))
+        self._image_tokens.append(image_tokens)
+        self._encode_image.append(
+            [
+                self._vision[size].binding(image_tokens, camera)
+                for camera, size in enumerate(self._sizes)
+            ]
+        )
+        for rows in self._rows.values():
+            rows.open_session(image_tokens, self._image_mask)
+        return len(self._image_tokens) - 1
 
     def _make_head(self, graphs: Graphs) -> None:
         self._rows: Mapping[int, Any] = {
-            rows: _Rows(graphs.expert[rows], prefix, self._image_tokens, self._image_mask)
-            for rows, prefix in graphs.prefix.items()
+            rows: _Rows(graphs.expert[rows], prefix) for rows, prefix in graphs.prefix.items()
         }
         expert = graphs.expert[1]
         # A step reads one and writes the other.
@@ -269,9 +283,10 @@ class OnnxEngine:
             ),
         )
 
-    def encode_image(self, camera: int, pixels: np.ndarray) -> None:
+    def encode_image(self, place: int, pixels: np.ndarray) -> None:
+        session, camera = divmod(place, len(self._sizes))
         self._vision[self._sizes[camera]].pixels.write(pixels)
-        self._ran.run(self._encode_image[camera])
+        self._ran.run(self._encode_image[session][camera])
 
     def encode_prefix(
         self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
@@ -288,10 +303,10 @@ class OnnxEngine:
         self._prefix = (rows, slot)
 
     def load_step_inputs(self, inputs: StepInputs) -> None:
-        if inputs.jacobian or inputs.clean_actions or inputs.x.ndim != 2:
+        if inputs.jacobian or inputs.clean_actions:
             raise ValueError(
-                "backend 'onnxruntime' has none of the features jacobian, action_time and samples; "
-                'use backend torch'
+                "backend 'onnxruntime' has neither of the features jacobian and action_time; use "
+                'backend torch'
             )
         schedule, rows = self._schedules.require(), self._rows[self._prefix[0]]
         self.write_x(inputs.x)

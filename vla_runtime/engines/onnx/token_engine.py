@@ -17,10 +17,8 @@ from vla_runtime.engines.onnx.session import Binding, Buffer, Session
 class _TokenRows(PrefixRows):
     """Bindings and buffers for one number of prompt rows, with its prefix slots."""
 
-    def __init__(
-        self, expert: Session, prefix: Session, image_tokens: Buffer, image_mask: Buffer
-    ) -> None:
-        super().__init__(prefix, image_tokens, image_mask)
+    def __init__(self, expert: Session, prefix: Session) -> None:
+        super().__init__(prefix)
         self._expert = expert
         self.text = next(name for name in (TEXT_INPUT, TOKENS) if name in expert.inputs)
         self.tokens, self.place = expert.buffer(self.text), expert.buffer('place')
@@ -28,10 +26,12 @@ class _TokenRows(PrefixRows):
         self._answer = [expert.buffer(name) for name in ANSWER_INPUTS]
         self.places = self._answer[0].shape[0]
         # By slot and place.
-        self.read = [
-            [self._reading(slot, place) for place in range(self.places)]
-            for slot in range(len(self.past))
-        ]
+        self.read: list[list[Binding]] = []
+
+    def open_session(self, image_tokens: Buffer, image_mask: Buffer) -> None:
+        super().open_session(image_tokens, image_mask)
+        for slot in range(len(self.read), len(self.past)):
+            self.read.append([self._reading(slot, place) for place in range(self.places)])
 
     def _reading(self, slot: int, place: int) -> Binding:
         binding = self._expert.binding()
@@ -55,8 +55,7 @@ class OnnxTokenEngine(OnnxEngine):
 
     def _make_head(self, graphs: Graphs) -> None:
         self._rows = {
-            rows: _TokenRows(graphs.expert[rows], prefix, self._image_tokens, self._image_mask)
-            for rows, prefix in graphs.prefix.items()
+            rows: _TokenRows(graphs.expert[rows], prefix) for rows, prefix in graphs.prefix.items()
         }
         # Those of the first token are the prefix's.
         self._logits = np.zeros(0, dtype=np.float32)

@@ -220,7 +220,6 @@ class TensorRTEngine:
 
     backend = 'tensorrt'
     features: frozenset[Feature] = FEATURES[backend]
-    slots = SLOTS
 
     def __init__(
         self,
@@ -405,12 +404,12 @@ class TensorRTEngine:
             rows = step_rows(self._time_table, self.dims, times, dt)
             schedule.load(key, rows, times, dt, updates)
 
-    def encode_image(self, camera: int, pixels: np.ndarray) -> None:
+    def encode_image(self, place: int, pixels: np.ndarray) -> None:
         self._pixels.write(pixels)
         self._vision()
         size = self._encoded.size
-        place = self._image_tokens.address + camera * size
-        self._runtime.copy(place, self._encoded.address, size)
+        address = self._image_tokens.address + place * size
+        self._runtime.copy(address, self._encoded.address, size)
 
     def encode_prefix(
         self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
@@ -427,7 +426,7 @@ class TensorRTEngine:
         self._rows, self._slot = rows, slot
 
     def load_step_inputs(self, inputs: StepInputs) -> None:
-        if inputs.x.ndim != 2 or inputs.jacobian or inputs.clean_actions:
+        if inputs.jacobian or inputs.clean_actions:
             raise ValueError(
                 "backend 'tensorrt' denoises one chunk at a time, tied to a plan without a "
                 'Jacobian and with one flow time for all actions'

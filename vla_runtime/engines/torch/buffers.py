@@ -1,8 +1,8 @@
-"""Device buffers of the torch engine: prompt rows with prefix slots, layouts and schedules."""
+"""Device buffers of the torch engine: rows with prefix slots, layouts, schedules and batches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vla_runtime.engines.graphed_work import GraphedWork
-from vla_runtime.engines.protocol import MAX_SAMPLES
+from vla_runtime.engines.protocol import SLOTS, StepInputs, input_named
 from vla_runtime.engines.torch.cuda_graph import Capturer
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.traced_shapes import TracedShapes, row_tensors
@@ -21,40 +21,37 @@ from vla_runtime.family.step_schedule import stage_times
 class RowBuffers:
     """Buffers for one number of prompt rows, with its prefix slots.
 
-    `slots` has the prefix's outputs by name; `row_weight` is (R,), `velocity`
-    (R * MAX_SAMPLES, H, A).
+    `slots` has the prefix's outputs by name; `row_weight` is (R,), `velocity` (R, H, A).
     """
 
     def __init__(
-        self,
-        network: FlowNetwork,
-        shapes: TracedShapes,
-        rows: int,
-        slots: int,
-        device: torch.device,
+        self, network: FlowNetwork, shapes: TracedShapes, rows: int, device: torch.device
     ) -> None:
         family, dims = network.family, network.dims
         self.prefix_inputs = row_tensors(family.prefix_inputs(dims), rows, device)
         self.head_inputs = row_tensors(family.head_inputs(dims), rows, device)
-        self.slots = [shapes.past_buffers(rows, device) for _ in range(slots)]
+        self.slots: list[dict[str, Tensor]] = []
+        self._make_slot = partial(shapes.past_buffers, rows, device)
         self.row_weight = torch.zeros(rows, device=device)
-        self.velocity = torch.zeros(
-            rows * MAX_SAMPLES, dims.horizon, dims.action_dim, device=device
-        )
+        self.velocity = torch.zeros(rows, dims.horizon, dims.action_dim, device=device)
+
+    def open_session(self) -> None:
+        self.slots += [self._make_slot() for _ in range(SLOTS)]
 
 
 class PreparedPrefix:
     """Data shared by the denoise steps over one slot; laid out again after the slot changes.
 
-    Graphs keep its addresses, so it is made once, for one number of rows and samples, in the stream
-    of the denoise loop's capturer. `value` is what the network's `velocity` takes as `past`.
+    Graphs keep its addresses, so it is made once, for one number of rows, in the stream of the
+    denoise loop's capturer. `value` is what the network's `velocity` takes as `past`.
     """
 
     def __init__(
-        self, network: FlowNetwork, past: Mapping[str, Tensor], samples: int, capturer: Capturer
+        self, network: FlowNetwork, past: Mapping[str, Tensor], capturer: Capturer
     ) -> None:
-        self.value: Any = network.prepare_prefix(past, samples)
-        work = partial(network.prepare_prefix, past, samples, self.value)
+        self.past = past
+        self.value: Any = network.prepare_prefix(past)
+        work = partial(network.prepare_prefix, past, self.value)
         # By default there is nothing to lay out, and an empty graph to capture.
         self._again = None if self.value is past else GraphedWork(work, capturer)
         self._encoding: int | None = None
@@ -65,9 +62,13 @@ class PreparedPrefix:
 
     def follow(self, encoding: int) -> None:
         """Lay the slot out if it has been written since (`encoding` counts that)."""
-        if self._again is not None and encoding != self._encoding:
-            self._again.run()
+        if encoding != self._encoding:
+            self.lay_out()
         self._encoding = encoding
+
+    def lay_out(self) -> None:
+        if self._again is not None:
+            self._again.run()
 
 
 class Variant(NamedTuple):
@@ -75,7 +76,6 @@ class Variant(NamedTuple):
 
     rows: int = 1
     slot: int = 0
-    samples: int = 1
     jacobian: bool = False
     action_time: bool = False
 
@@ -118,18 +118,63 @@ class Schedule:
         if updates is not None:
             chunk = (horizon, network.dims.action_dim)
             self._updates = torch.tensor(updates, dtype=torch.float32, device=device)
-            self._noise = torch.zeros(len(times), MAX_SAMPLES, *chunk, device=device)
+            self._noise = torch.zeros(len(times), 1, *chunk, device=device)
         self.plan_weight = torch.zeros(len(times), 1, horizon, 1, device=device)
         self.denoise: dict[Variant, GraphedWork] = {}
+        # By number of rows of each request, and of requests.
+        self.batches: dict[tuple[int, int], RequestBatch] = {}
 
-    def write_noise(self, step_noise: np.ndarray | None, samples: int) -> None:
-        """Copy the noise of every step, (N, H, A) or (N, samples, H, A); None: they draw none."""
+    def write_noise(self, step_noise: np.ndarray | None) -> None:
+        """Copy the noise of every step, (N, H, A); None: they draw none."""
         if self._updates is not None and step_noise is not None:
-            by_sample = step_noise.reshape(len(step_noise), samples, *step_noise.shape[-2:])
-            self._noise[:, :samples].copy_(torch.from_numpy(by_sample))
+            self._noise.copy_(torch.from_numpy(step_noise)[:, None])
 
-    def moves(self, index: int, samples: int) -> tuple[Tensor, Tensor]:
+    def moves(self, index: int, batch: RequestBatch | None = None) -> tuple[Tensor, Tensor]:
         """Return what says how a step moves x: time and step, or update and noise."""
         if self._updates is None:
             return self.times[index], self.dt
-        return self._updates[index], self._noise[index, :samples]
+        noise = self._noise if batch is None else batch.step_noise
+        return self._updates[index], noise[index]
+
+
+class RequestBatch:
+    """Inputs of the steps of Q requests of R rows each, over one schedule of N steps.
+
+    Attributes:
+        noise, x, plan: (Q, H, A); row_weight: (Q, R); plan_weight: (N, Q, H, 1).
+        step_noise: (N, Q, H, A).
+        head_inputs: by name, (Q * R, …) each, request by request.
+        work: the denoise loop over them, where it is captured.
+    """
+
+    def __init__(
+        self, network: FlowNetwork, steps: int, rows: int, requests: int, device: torch.device
+    ) -> None:
+        dims = network.dims
+        chunk = (requests, dims.horizon, dims.action_dim)
+        zeros = partial(torch.zeros, device=device)
+        self.noise, self.x, self.plan = (zeros(*chunk) for _ in range(3))
+        self.row_weight = zeros(requests, rows)
+        self.plan_weight = zeros(steps, requests, dims.horizon, 1)
+        self.step_noise = zeros(steps, *chunk)
+        head = network.family.head_inputs(dims)
+        self.head_inputs = row_tensors(head, requests * rows, device)
+        self.work: GraphedWork | None = None
+
+    def load(self, inputs: Sequence[StepInputs]) -> None:
+        """Copy the requests' inputs; those of the first fill what is left of the batch."""
+        filled = [*inputs, *[inputs[0]] * (len(self.x) - len(inputs))]
+
+        def stacked(arrays: Sequence[np.ndarray], axis: int = 0) -> Tensor:
+            return torch.from_numpy(np.stack(arrays, axis=axis))
+
+        self.noise.copy_(stacked([one.x for one in filled]))
+        self.plan.copy_(stacked([one.plan for one in filled]))
+        self.row_weight.copy_(stacked([one.row_weight for one in filled]))
+        self.plan_weight.copy_(stacked([one.plan_weight for one in filled], axis=1)[..., None])
+        for name, buffer in self.head_inputs.items():
+            given = [input_named(name, one.rows) for one in filled]
+            buffer.copy_(torch.from_numpy(np.concatenate(given)))
+        if inputs[0].step_noise is not None:
+            noises = [one.step_noise for one in filled if one.step_noise is not None]
+            self.step_noise.copy_(stacked(noises, axis=1))

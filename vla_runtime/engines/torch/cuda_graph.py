@@ -20,12 +20,11 @@ from typing import Any
 import torch
 
 from vla_runtime.engines.graphed_work import Work
+from vla_runtime.engines.protocol import PrefixSlot
 
 # --- CUDA streams of a torch engine: one for each camera, one for the prefix, one for denoising
 
 
-# Number of prompt rows, and slot.
-PrefixSlot = tuple[int, int]
 # A kind of work, and the slot or the camera that it was on.
 Mark = tuple[str, PrefixSlot | int | None]
 
@@ -60,9 +59,9 @@ class CudaStreams:
             yield
 
     @contextmanager
-    def denoise(self, place: PrefixSlot | None = None) -> Iterator[None]:
-        """Queue the expert's work; `place` is the slot that it reads."""
-        after, marks = ([(what, place)] if place else [] for what in ('encoded', 'read'))
+    def denoise(self, *places: PrefixSlot) -> Iterator[None]:
+        """Queue the expert's work; `places` are the slots that it reads."""
+        after, marks = ([(what, place) for place in places] for what in ('encoded', 'read'))
         with self._queue('denoising', after, marks):
             yield
 

@@ -23,24 +23,30 @@ from torch import Tensor
 from vla_runtime.engines.graphed_work import GraphedWork, Work
 from vla_runtime.engines.protocol import (
     FEATURES,
-    MAX_SAMPLES,
     SLOTS,
     DenoiseLoop,
     Feature,
+    PrefixSlot,
     StepInputs,
     count_rows,
     input_named,
 )
 from vla_runtime.engines.schedules import Schedules, schedule_key
-from vla_runtime.engines.torch.buffers import PreparedPrefix, RowBuffers, Schedule, Variant
+from vla_runtime.engines.torch.buffers import (
+    PreparedPrefix,
+    RequestBatch,
+    RowBuffers,
+    Schedule,
+    Variant,
+)
 from vla_runtime.engines.torch.cuda_graph import (
     CudaStreams,
-    PrefixSlot,
     capturers_of,
     captures_graphs,
     vision_of,
 )
 from vla_runtime.engines.triton_option import OFF
+from vla_runtime.families.blocks.layers import batch_of
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.families.traced_shapes import trace_shapes
@@ -96,9 +102,6 @@ def write_padded(tensor: Tensor, buffer: Tensor) -> None:
 
 # --------------------------------------------------------------------------------------------------
 
-# Numbers of samples whose keys, values and graphs are kept.
-_SAMPLE_COUNTS_KEPT = 4
-
 
 class TorchEngine:
     """Vision, prefix and expert of one policy in PyTorch (see `protocol.PolicyEngine`).
@@ -109,7 +112,6 @@ class TorchEngine:
         use_cuda_graphs: ignored on a CPU.
     """
 
-    slots = SLOTS
     backend = 'torch'
     features: frozenset[Feature] = FEATURES[backend]
 
@@ -135,39 +137,34 @@ class TorchEngine:
         self._sizes = image_sizes(dims)
         # Of each camera.
         self._pixels = [torch.zeros(1, 3, *size, device=device) for size in self._sizes]
-        self._image_tokens = torch.zeros(dims.cameras, *self._shapes.image_tokens, device=device)
+        # Of each session.
+        self._image_tokens: list[Tensor] = []
         self._image_mask = torch.zeros(dims.cameras, dtype=torch.bool, device=device)
         chunk = (dims.horizon, dims.action_dim)
-        self._noise = torch.zeros(MAX_SAMPLES, *chunk, device=device)
+        self._noise = torch.zeros(1, *chunk, device=device)
         self._x = torch.zeros_like(self._noise)
-        self._x_shape: tuple[int, ...] = chunk
         self._plan = torch.zeros(1, *chunk, device=device)
         self._clean = torch.zeros(dims.horizon, 1, dtype=torch.bool, device=device)
         self._buffers = {
-            r: RowBuffers(network, self._shapes, r, self.slots, device)
-            for r in range(1, max_rows + 1)
+            r: RowBuffers(network, self._shapes, r, device) for r in range(1, max_rows + 1)
         }
         # By length of the prompt, shortest first.
         self._prefix_inputs = inputs_by_length(network.family, dims, static_shapes)
         # Number of times that each slot was written.
-        self._encodings = {(r, slot): 0 for r in self._buffers for slot in range(self.slots)}
-        # By place, number of samples and class of the layers; only the denoising stream reads and
-        # writes them.
-        self._prepared: dict[tuple[PrefixSlot, int, Any], PreparedPrefix] = {}
+        self._encodings: dict[PrefixSlot, int] = {}
+        # By place and class of the layers; only the denoising stream reads and writes them.
+        self._prepared: dict[tuple[PrefixSlot, Any], PreparedPrefix] = {}
+        # By number of rows of each request, and of requests: their prefixes side by side.
+        self._gathered: dict[tuple[int, int], PreparedPrefix] = {}
+        # Whether so many requests together keep their bits, where that was tried.
+        self._exact: dict[tuple[int, int], bool] = {}
         # Settings of the denoise loop, with the rows and slot that it denoises over.
         self._variant = Variant()
         self._schedules: Schedules[Schedule] = Schedules()
-        self._vision = [
-            self._graphed(vision_of(camera), partial(self._run_vision, camera))
-            for camera in range(dims.cameras)
-        ]
-        self._prefix = {
-            place: [
-                self._graphed('prefix', partial(self._run_prefix, *place, length))
-                for length in range(len(self._prefix_inputs))
-            ]
-            for place in self._encodings
-        }
+        # Of each session, by camera.
+        self._vision: list[list[GraphedWork]] = []
+        self._prefix: dict[PrefixSlot, list[GraphedWork]] = {}
+        self.open_session()
         # Last: they begin when everything above is complete.
         self._streams = CudaStreams(device, dims.cameras) if device.type == 'cuda' else None
 
@@ -182,7 +179,7 @@ class TorchEngine:
     @property
     def _vision_status(self) -> str:
         """Status of all cameras that were seen: of one whose capture failed, if there is one."""
-        found = [vision.status for vision in self._vision]
+        found = [vision.status for of_session in self._vision for vision in of_session]
         good = 'captured' if 'captured' in found else 'eager'
         return next((status for status in found if status not in ('captured', 'eager')), good)
 
@@ -190,7 +187,7 @@ class TorchEngine:
         place = loop.rows, loop.slot
         if any(prefix.captures for prefix in self._prefix[place]):
             return True
-        variant = Variant(*place, loop.samples, loop.jacobian, loop.action_time)
+        variant = Variant(*place, loop.jacobian, loop.action_time)
         if not self._capturers['denoise'].active:
             return False
         if loop.alone:
@@ -211,11 +208,31 @@ class TorchEngine:
                 lambda: Schedule(times, dt, updates, self._fused, self._device),
             )
 
+    def open_session(self) -> int:
+        session, tokens = len(self._image_tokens), (len(self._sizes), *self._shapes.image_tokens)
+        self._image_tokens.append(torch.zeros(tokens, device=self._device))
+        self._vision.append(
+            [
+                self._graphed(vision_of(camera), partial(self._run_vision, camera, session))
+                for camera in range(len(self._sizes))
+            ]
+        )
+        for rows, buffers in self._buffers.items():
+            buffers.open_session()
+            for slot in range(session * SLOTS, (session + 1) * SLOTS):
+                self._encodings[rows, slot] = 0
+                self._prefix[rows, slot] = [
+                    self._graphed('prefix', partial(self._run_prefix, rows, slot, length))
+                    for length in range(len(self._prefix_inputs))
+                ]
+        return session
+
     @torch.inference_mode()
-    def encode_image(self, camera: int, pixels: np.ndarray) -> None:
+    def encode_image(self, place: int, pixels: np.ndarray) -> None:
+        session, camera = divmod(place, len(self._sizes))
         with self._vision_stream(camera):
             self._pixels[camera].copy_(torch.from_numpy(pixels)[None])
-            self._vision[camera].run()
+            self._vision[session][camera].run()
 
     @torch.inference_mode()
     def encode_prefix(
@@ -238,18 +255,16 @@ class TorchEngine:
     def load_step_inputs(self, inputs: StepInputs) -> None:
         with self._denoising():
             schedule, rows = self._schedules.require(), self._buffers[self._variant.rows]
-            self._x_shape = inputs.x.shape
-            samples = self._samples(inputs.x)
             self._variant = self._variant._replace(
-                samples=len(samples), jacobian=inputs.jacobian, action_time=inputs.clean_actions > 0
+                jacobian=inputs.jacobian, action_time=inputs.clean_actions > 0
             )
-            self._noise[: len(samples)].copy_(samples)
+            self._noise.copy_(torch.from_numpy(inputs.x)[None])
             self._x.copy_(self._noise)
             self._plan.copy_(torch.from_numpy(inputs.plan)[None])
             self._clean.fill_(False)
             self._clean[: inputs.clean_actions] = True
             schedule.plan_weight.copy_(torch.from_numpy(inputs.plan_weight)[:, None, :, None])
-            schedule.write_noise(inputs.step_noise, len(samples))
+            schedule.write_noise(inputs.step_noise)
             rows.row_weight.copy_(torch.from_numpy(inputs.row_weight))
             _copy(inputs.rows, rows.head_inputs)
 
@@ -267,22 +282,112 @@ class TorchEngine:
 
     def read_x(self) -> np.ndarray:
         with self._denoising():
-            x = self._x[: self._variant.samples].cpu().numpy()
-        return x.reshape(self._x_shape).copy()
+            return self._x[0].cpu().numpy().copy()
 
     @torch.inference_mode()
     def write_x(self, x: np.ndarray) -> None:
         with self._denoising():
-            self._x[: self._variant.samples].copy_(self._samples(x))
+            self._x.copy_(torch.from_numpy(x)[None])
 
     def read_velocity(self) -> np.ndarray:
-        rows, samples = self._variant.rows, self._variant.samples
         with self._denoising():
-            velocity = self._buffers[rows].velocity[: rows * samples].cpu().numpy()
-        return velocity.reshape(rows, *self._x_shape).copy()
+            return self._buffers[self._variant.rows].velocity.cpu().numpy().copy()
 
-    def _samples(self, x: np.ndarray) -> Tensor:
-        return torch.from_numpy(x.reshape(-1, *x.shape[-2:]))
+    def denoise_together(
+        self, places: Sequence[PrefixSlot], inputs: Sequence[StepInputs]
+    ) -> tuple[list[np.ndarray], int]:
+        if captures_graphs(self._device):
+            return self._replay_together(places, inputs), len(places)
+        key = places[0][0], len(places)
+        exact = self._exact.get(key)
+        if exact is not False:
+            found = self._join_and_run(places, inputs)
+        if not exact:
+            alone = [self._run_alone(*one) for one in zip(places, inputs, strict=True)]
+        if exact is None:
+            # The first time of so many: whether products of their rows keep each row's bits.
+            self._exact[key] = exact = all(map(np.array_equal, found, alone))
+        return (found, len(places)) if exact else (alone, 1)
+
+    def _run_alone(self, place: PrefixSlot, inputs: StepInputs) -> np.ndarray:
+        self.use_prefix(*place)
+        self.load_step_inputs(inputs)
+        self.run_steps()
+        return self.read_x()
+
+    @torch.inference_mode()
+    def _join_and_run(
+        self, places: Sequence[PrefixSlot], inputs: Sequence[StepInputs]
+    ) -> list[np.ndarray]:
+        """Run the steps over prefixes that are read where they lie."""
+        schedule = self._schedules.require()
+        batch = self._batch(schedule, places[0][0], len(places))
+        batch.load(inputs)
+        own = type(self._fused).expert_type
+        prepared = [self._prepare(place, own).value for place in places]
+        axes = {name: tensor.row_axis for name, tensor in self._shapes.past.items()}
+        with batch_of(len(places)):
+            self._run_together(schedule, batch, self._fused.join_prefixes(prepared, axes))
+        return list(batch.x.numpy().copy())
+
+    @torch.inference_mode()
+    def _replay_together(
+        self, places: Sequence[PrefixSlot], inputs: Sequence[StepInputs]
+    ) -> list[np.ndarray]:
+        """Replay the steps over prefixes that are copied beside each other.
+
+        There is a graph for each power of two; the first request fills what is left.
+        """
+        schedule, rows = self._schedules.require(), places[0][0]
+        count = 1 << (len(places) - 1).bit_length()
+        filled = [*places, *[places[0]] * (count - len(places))]
+        with self._denoising(*places):
+            batch = self._batch(schedule, rows, count)
+            batch.load(inputs)
+            past = self._gather(filled)
+            if batch.work is None:
+                work = partial(self._run_together, schedule, batch, past)
+                batch.work = self._graphed('denoise', work)
+            batch.work.run()
+            return list(batch.x[: len(places)].cpu().numpy().copy())
+
+    def _batch(self, schedule: Schedule, rows: int, count: int) -> RequestBatch:
+        if (rows, count) not in schedule.batches:
+            schedule.batches[rows, count] = RequestBatch(
+                self._fused, len(schedule.times), rows, count, self._device
+            )
+        return schedule.batches[rows, count]
+
+    def _run_together(self, schedule: Schedule, batch: RequestBatch, past: Any) -> None:
+        batch.x.copy_(batch.noise)
+        for index in range(len(schedule.times)):
+            x_next, _ = self._denoise_step(
+                batch.x,
+                past,
+                schedule.conditioning[index],
+                *schedule.moves(index, batch),
+                batch.row_weight,
+                batch.plan,
+                batch.plan_weight[index],
+                batch.head_inputs,
+            )
+            batch.x.copy_(x_next)
+
+    def _gather(self, places: Sequence[PrefixSlot]) -> Any:
+        """Copy the prefixes in these slots beside each other, where a graph reads them."""
+        key = rows, count = places[0][0], len(places)
+        if key not in self._gathered:
+            past = self._shapes.past_buffers(rows * count, self._device)
+            self._fused.expert_type = type(self._fused).expert_type
+            prepared = PreparedPrefix(self._fused, past, self._capturers['denoise'])
+            self._gathered[key] = prepared
+        prepared = self._gathered[key]
+        for name, tensor in self._shapes.past.items():
+            parts = prepared.past[name].split(rows, dim=tensor.row_axis)
+            for part, (_, slot) in zip(parts, places, strict=True):
+                part.copy_(self._buffers[rows].slots[slot][name])
+        prepared.lay_out()
+        return prepared.value
 
     def synchronize(self) -> None:
         if self._streams is not None:
@@ -295,7 +400,7 @@ class TorchEngine:
         self._schedules.clear()
         for name in ('_vision', '_pixels', '_prefix', '_capturers', '_buffers'):
             setattr(self, name, None)
-        for name in ('_prepared', '_layers'):
+        for name in ('_prepared', '_gathered', '_layers', '_image_tokens'):
             setattr(self, name, {})
         for name in ('_network', '_fused', '_denoise_step', '_jacobian_step'):
             setattr(self, name, None)
@@ -311,8 +416,8 @@ class TorchEngine:
     def _encoding(self, place: PrefixSlot) -> AbstractContextManager[None]:
         return nullcontext() if self._streams is None else self._streams.encode(place)
 
-    def _denoising(self, place: PrefixSlot | None = None) -> AbstractContextManager[None]:
-        return nullcontext() if self._streams is None else self._streams.denoise(place)
+    def _denoising(self, *places: PrefixSlot) -> AbstractContextManager[None]:
+        return nullcontext() if self._streams is None else self._streams.denoise(*places)
 
     @property
     def _place(self) -> PrefixSlot:
@@ -329,21 +434,21 @@ class TorchEngine:
             schedule.denoise[variant] = self._graphed('denoise', work)
         return schedule.denoise[variant]
 
-    def _run_vision(self, camera: int) -> None:
+    def _run_vision(self, camera: int, session: int = 0) -> None:
         (encoded,) = self._fused.vision(self._pixels[camera])
         # A smaller image's tokens come first; the zeros behind them stay.
-        self._image_tokens[camera, : len(encoded)].copy_(encoded)
+        self._image_tokens[session][camera, : len(encoded)].copy_(encoded)
 
     def _run_prefix(self, count: int, slot: int, length: int) -> None:
         rows, inputs = self._buffers[count], self._prefix_inputs[length]
-        prefix = rows.slots[slot]
+        prefix, image_tokens = rows.slots[slot], self._image_tokens[slot // SLOTS]
         # A GPU reads the weights once for all rows. A CPU's cache holds the activations of one row
         # only, so two rows together take longer than one after the other.
         together = count if self._device.type == 'cuda' else 1
         for first in range(0, count, together):
             part = slice(first, first + together)
             of_part = {name: tensor[part] for name, tensor in rows.prefix_inputs.items()}
-            past = self._fused.prefix(self._image_tokens, self._image_mask, **cut(of_part, inputs))
+            past = self._fused.prefix(image_tokens, self._image_mask, **cut(of_part, inputs))
             for name, tensor in past.items():
                 axis = self._shapes.past[name].row_axis
                 write_padded(tensor, prefix[name].narrow(axis, first, tensor.shape[axis]))
@@ -361,54 +466,40 @@ class TorchEngine:
         if not variant.jacobian:
             denoise_step, past = self._denoise_step, self._prepared[self._layout(variant)].value
         x_next, velocity = denoise_step(
-            self._x[: variant.samples],
+            self._x,
             past,
             self._conditioning(schedule, variant, index),
-            *schedule.moves(index, variant.samples),
+            *schedule.moves(index),
             rows.row_weight,
             self._plan,
             schedule.plan_weight[index],
             rows.head_inputs,
         )
-        self._x[: variant.samples].copy_(x_next)
-        rows.velocity[: variant.rows * variant.samples].copy_(velocity)
+        self._x.copy_(x_next)
+        rows.velocity.copy_(velocity)
 
     def _prepare_slot(self) -> None:
         # With gradients the plain modules run, over the slot as it is.
-        if self._variant.jacobian:
-            return
-        layout = self._layout(self._variant)
-        place, samples, layers = layout
-        if layout not in self._prepared:
-            self._make_room(samples)
+        if not self._variant.jacobian:
+            self._prepare(*self._layout(self._variant))
+
+    def _prepare(self, place: PrefixSlot, layers: Any) -> PreparedPrefix:
+        """Return what the steps over a slot are laid out in, laid out anew where it was written."""
+        if (place, layers) not in self._prepared:
             past = self._buffers[place[0]].slots[place[1]]
             self._fused.expert_type = layers
-            self._prepared[layout] = PreparedPrefix(
-                self._fused, past, samples, self._capturers['denoise']
+            self._prepared[place, layers] = PreparedPrefix(
+                self._fused, past, self._capturers['denoise']
             )
-        self._prepared[layout].follow(self._encodings[place])
+        prepared = self._prepared[place, layers]
+        prepared.follow(self._encodings[place])
+        return prepared
 
-    def _layout(self, variant: Variant) -> tuple[PrefixSlot, int, Any]:
-        """Return the key of what a variant's steps are laid out in: slot, samples, layers."""
+    def _layout(self, variant: Variant) -> tuple[PrefixSlot, Any]:
+        """Return the key of what a variant's steps are laid out in: slot and layers."""
         own = type(self._fused).expert_type
         layers = self._layers.get(variant._replace(slot=0), own)
-        return (variant.rows, variant.slot), variant.samples, layers
-
-    def _make_room(self, samples: int) -> None:
-        """Free the oldest of too many numbers of samples: layouts of all take gigabytes."""
-        counts = dict.fromkeys(count for _, count, _ in self._prepared)
-        if samples in counts or len(counts) < _SAMPLE_COUNTS_KEPT:
-            return
-        oldest = next(iter(counts))
-        self.synchronize()
-        # Graphs first: they replay on the addresses of what is laid out.
-        for schedule in self._schedules.kept:
-            schedule.denoise = {
-                variant: work
-                for variant, work in schedule.denoise.items()
-                if variant.samples != oldest
-            }
-        self._prepared = {key: value for key, value in self._prepared.items() if key[1] != oldest}
+        return (variant.rows, variant.slot), layers
 
     def _conditioning(self, schedule: Schedule, variant: Variant, index: int) -> Any:
         if not (variant.action_time or variant.jacobian):

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_runtime.engines.protocol import DenoiseLoop
+from vla_runtime.engines.graphed_work import GraphedWork
+from vla_runtime.engines.protocol import FEATURES, DenoiseLoop, Feature, PrefixSlot
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families.packed_pass import Ring
 from vla_runtime.families.packed_pass import tick as run_tick
@@ -45,17 +46,16 @@ class TorchTokenEngine(TorchEngine):
     """Vision, prefix and passes in PyTorch (`protocol.TokenEngine`); see `TorchEngine`."""
 
     _network: TokenNetwork
+    # An answer is written request by request.
+    features: frozenset[Feature] = FEATURES['torch'] - {'together'}
 
     def __init__(
         self, network: TokenNetwork, *, max_rows: int = 2, use_cuda_graphs: bool = True
     ) -> None:
+        self._passes: dict[PrefixSlot, GraphedWork] = {}
         super().__init__(network, max_rows=max_rows, use_cuda_graphs=use_cuda_graphs)
         self._answers = {
             rows: _Answer(network, buffers.slots[0]) for rows, buffers in self._buffers.items()
-        }
-        self._passes = {
-            place: self._graphed('denoise', partial(self._run_pass, *place))
-            for place in self._encodings
         }
         self._ring: Ring | None = None
         # With and without a new prompt.
@@ -72,6 +72,13 @@ class TorchTokenEngine(TorchEngine):
     def captures(self, loop: DenoiseLoop) -> bool:
         place = loop.rows, loop.slot
         return any(work.captures for work in (*self._prefix[place], self._passes[place]))
+
+    def open_session(self) -> int:
+        session = super().open_session()
+        for place in self._encodings:
+            if place not in self._passes:
+                self._passes[place] = self._graphed('denoise', partial(self._run_pass, *place))
+        return session
 
     @property
     def captures_tick(self) -> bool:
@@ -139,7 +146,7 @@ class TorchTokenEngine(TorchEngine):
         ring, given = self._make_ring(), None
         if newest:
             given = self._network.embed_prefix(
-                self._image_tokens, self._image_mask, **self._buffers[1].prefix_inputs
+                self._image_tokens[0], self._image_mask, **self._buffers[1].prefix_inputs
             )
         run_tick(self._network, ring, self._slot, given)
 

@@ -11,8 +11,19 @@ PlanTerm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def plan_term(x: Tensor, t: Tensor, mixed: Tensor, plan: Tensor, plan_weight: Tensor) -> Tensor:
-    """Return the plan term (N, H, A) of the mixed velocity, with the identity as Jacobian."""
+    """Return the plan term (Q, H, A) of the mixed velocity, with the identity as Jacobian."""
     return plan_weight * (plan - (x - t * mixed))
+
+
+def mix_rows(velocity: Tensor, row_weight: Tensor) -> Tensor:
+    """Weigh and add the rows of each request.
+
+    Velocities (R, H, A) with weights (R,) to (1, H, A); (Q * R, H, A) with (Q, R) to (Q, H, A).
+    """
+    if row_weight.ndim == 1:
+        return (row_weight[:, None, None] * velocity).sum(dim=0, keepdim=True)
+    by_request = velocity.view(*row_weight.shape, *velocity.shape[1:])
+    return (row_weight[:, :, None, None] * by_request).sum(dim=1)
 
 
 def advance(
@@ -26,19 +37,15 @@ def advance(
     *,
     term: PlanTerm = plan_term,
 ) -> Tensor:
-    """Move x (N, H, A) one step along the flow, in its own dtype.
+    """Move x (Q, H, A), one a request, one step along the flow, in its own dtype.
 
     Args:
-        velocity: (R * N, H, A), row by row.
+        velocity: (Q * R, H, A), request by request.
         t, dt: (), flow time and step (negative).
-        row_weight: (R,), as of `guidance`: [1], or [beta, 1 - beta].
-        plan: (1, H, A); plan_weight: (1, H, 1), zero without a plan.
+        row_weight: (R,) or (Q, R), as of `guidance`: [1], or [beta, 1 - beta].
+        plan: (Q, H, A); plan_weight: (Q, H, 1), zero without a plan.
         term: plan term of the mixed velocity, which is taken off.
     """
-    if x.shape[0] == 1:
-        mixed = (row_weight[:, None, None] * velocity).sum(dim=0, keepdim=True)
-    else:
-        by_row = velocity.view(row_weight.shape[0], *x.shape)
-        mixed = (row_weight[:, None, None, None] * by_row).sum(dim=0)
+    mixed = mix_rows(velocity, row_weight)
     mixed = mixed - term(x, t, mixed, plan, plan_weight)
     return x + dt * mixed

@@ -321,20 +321,6 @@ def used_tokens(mask: Tensor) -> Tensor | None:
     return None if used.all() else used.nonzero().squeeze(1)
 
 
-def rows_of_samples(
-    key: Tensor, value: Tensor, used: Tensor | None, samples: int
-) -> tuple[Tensor, Tensor]:
-    """Cut keys and values (layers, B, kv_heads, P, D) to `used` tokens, each row `samples` times.
-
-    `used` as `used_tokens` gives them; None: all tokens.
-    """
-    if used is not None:
-        key, value = key[..., used, :], value[..., used, :]
-    if samples > 1:
-        key, value = (part.repeat_interleave(samples, dim=1) for part in (key, value))
-    return key, value
-
-
 def _spread(heads: Tensor, used: Tensor, tokens: int) -> Tensor:
     """(..., tokens in use, D) to (..., tokens, D); zero elsewhere."""
     whole = heads.new_zeros(*heads.shape[:-2], tokens, heads.shape[-1])

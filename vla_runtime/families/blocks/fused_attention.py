@@ -7,6 +7,7 @@ valid keys of the prefix are packed behind the suffix's, and nothing is masked.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -26,7 +27,7 @@ from vla_runtime.families.blocks.fused_lengths import FirstKeys, Kernel, pack_va
 class OwnLayers:
     """Attention to the prefix and the suffix.
 
-    Shapes: B rows times samples, P prefix tokens, T suffix tokens, D head_dim.
+    Shapes: B rows, P prefix tokens, T suffix tokens, D head_dim.
 
     Args:
         like: (layers, B, kv_heads, P, D), keys of the prefix.
@@ -132,6 +133,29 @@ class CrossLayers:
         torch.complex(self._first.float(), self._second.float(), out=self._query)
         self._query.mul_(self._rotation)
         return self._attended(layer)
+
+
+class JoinedLayers:
+    """Attention of several prefixes' rows, each as it is alone, for products of all of them.
+
+    Attributes:
+        projected: as of the parts, for the rows of all of them, one part after the other.
+    """
+
+    def __init__(self, parts: Sequence[OwnLayers | CrossLayers]) -> None:
+        self._parts = parts
+        self._lengths = [len(part.projected) for part in parts]
+        width = parts[0].projected.shape[1]
+        self.projected = parts[0].projected.new_empty(sum(self._lengths), width)
+        self._by_part = self.projected.split(self._lengths)
+
+    def __call__(self, layer: int) -> Tensor:
+        """Return what a layer's queries attend to, (B * T, heads * D) of the rows of all parts."""
+        attended = []
+        for part, projected in zip(self._parts, self._by_part, strict=True):
+            part.projected.copy_(projected)
+            attended.append(part(layer))
+        return torch.cat(attended)
 
 
 def _attention(

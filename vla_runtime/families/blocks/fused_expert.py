@@ -17,7 +17,7 @@ from torch import Tensor
 from vla_runtime.families.blocks import fused
 from vla_runtime.families.blocks.flow_update import advance
 from vla_runtime.families.blocks.fused import FusedBlock
-from vla_runtime.families.blocks.fused_attention import CrossLayers, OwnLayers
+from vla_runtime.families.blocks.fused_attention import CrossLayers, JoinedLayers, OwnLayers
 from vla_runtime.families.blocks.fused_lengths import Kernel
 from vla_runtime.families.blocks.gemma import Modulation
 from vla_runtime.families.blocks.layers import Apply, apply
@@ -29,7 +29,7 @@ Past = tuple[Tensor, Tensor]
 class FusedExpert:
     """Blocks over the keys and values of one prefix; `load` comes first.
 
-    Shapes: B rows times samples, P prefix tokens, T suffix tokens, W width, D head_dim.
+    Shapes: B rows, P prefix tokens, T suffix tokens, W width, D head_dim.
 
     Args:
         of_suffix: (T, T) bool, what suffix tokens see of each other.
@@ -58,6 +58,9 @@ class FusedExpert:
         kinds = [block.cross for block in blocks]
         self._places = [kinds[:layer].count(cross) for layer, cross in enumerate(kinds)]
         self._shape: torch.Size | None = None
+        self._own = self._cross = None
+        # Whose rows the products hold together.
+        self._requests = 1
 
     def load(self, mask: Tensor, own: Past | None, cross: Past | None = None) -> None:
         """Copy a prefix; one of the same shape as before goes to the same addresses.
@@ -82,19 +85,43 @@ class FusedExpert:
             self._own = OwnLayers(own[0], heads, self._of_suffix, *ways)
         if cross is not None:
             self._cross = CrossLayers(cross[0], heads, tokens, *ways)
-        self._attentions = [self._cross if block.cross else self._own for block in self._blocks]
-
         past = own or cross
         assert past is not None
-        batch, dtype = past[0].shape[1], past[0].dtype
+        self._allocate_stream(past[0].shape[1], past[0].dtype, past[0].device)
+
+    @classmethod
+    def joined(cls, parts: Sequence[FusedExpert]) -> FusedExpert:
+        """Return an expert over the rows of several, whose prefixes it reads where they lie.
+
+        Its numbers are theirs, bit for bit, where a product's do not depend on the other rows.
+        """
+        first = parts[0]
+        joined = cls(first._blocks, first._of_suffix)
+        joined._requests = len(parts)
+        if first._own is not None:
+            joined._own = JoinedLayers([part._own for part in parts])
+        if first._cross is not None:
+            joined._cross = JoinedLayers([part._cross for part in parts])
+        batch = sum(len(part._x) for part in parts)
+        joined._allocate_stream(batch, first._operand.dtype, first._x.device)
+        return joined
+
+    def _allocate_stream(self, batch: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Make the buffers of the residual stream of so many rows."""
+        tokens = len(self._of_suffix)
+        self._attentions = [self._cross if block.cross else self._own for block in self._blocks]
         width = self._blocks[0].width
-        empty = partial(torch.empty, device=past[0].device)
+        empty = partial(torch.empty, device=device)
         self._exact = dtype == torch.float32
         self._x, self._normed = (empty(batch, tokens, width) for _ in range(2))
         self._inverse = empty(batch, tokens, 1)
         # The mean of squares is a product: a third of the time of a sum over a short row.
-        self._squares, self._means = self._normed.view(-1, width), self._inverse.view(-1, 1)
-        self._ones = torch.ones_like(self._means)
+        # Request by request: a CPU takes the rows of this product in fours, and what is left over
+        # in another way.
+        rows = batch * tokens // self._requests
+        squares, means = self._normed.view(-1, width), self._inverse.view(-1, 1)
+        self._means = [*zip(squares.split(rows), means.split(rows), strict=True)]
+        self._ones = torch.ones_like(self._means[0][1])
         self._average = self._ones.new_full((width, 1), 1 / width)
         # Both ends of a product, as tensors and as matrices.
         self._operand = self._normed if self._exact else self._normed.to(dtype)
@@ -113,12 +140,13 @@ class FusedExpert:
             attention = self._attentions[layer]
             first, second = modulations[2 * layer : 2 * layer + 2] or (None, None)
             self._normalise(block.input_scale, first, block.epsilon)
-            block.qkv.into(self._matrix_in, attention.projected)
+            block.qkv.into(self._matrix_in, attention.projected, self._requests)
             attended = attention(self._places[layer])
-            self._add(block.out.matmul_via(self._matrix_out, attended), first)
+            out = block.out.matmul_via(self._matrix_out, attended, self._requests)
+            self._add(out, first)
             self._normalise(block.post_scale, second, block.epsilon)
-            gated = block.gated(self._matrix_in)
-            self._add(block.down.matmul_via(self._matrix_out, gated), second)
+            gated = block.gated(self._matrix_in, self._requests)
+            self._add(block.down.matmul_via(self._matrix_out, gated, self._requests), second)
         return self._x
 
     def _normalise(
@@ -128,8 +156,9 @@ class FusedExpert:
             fused.normalise(self._x, scale, modulation, epsilon, self._operand)
             return
         torch.mul(self._x, self._x, out=self._normed)
-        torch.addmm(self._ones, self._squares, self._average, beta=epsilon, out=self._means)
-        self._means.rsqrt_()
+        for squares, means in self._means:
+            torch.addmm(self._ones, squares, self._average, beta=epsilon, out=means)
+        self._inverse.rsqrt_()
         torch.mul(self._x, self._inverse, out=self._normed)
         if modulation is not None:
             torch.addcmul(modulation[1], self._normed, modulation[0], out=self._normed)

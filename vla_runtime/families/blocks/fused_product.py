@@ -71,14 +71,19 @@ class Product:
         # Without bias and activation one pass saves nothing in reduced precision.
         self._worth = self._packed or self.dtype == torch.float32 or self.bias is not None
 
-    def __call__(self, x: Tensor, activation: Activation | None = None) -> Tensor:
-        """(..., inputs) to (..., outputs), through an activation, `gelu_tanh` or `F.silu`."""
+    def __call__(
+        self, x: Tensor, activation: Activation | None = None, requests: int = 1
+    ) -> Tensor:
+        """(..., inputs) to (..., outputs), through an activation, `gelu_tanh` or `F.silu`.
+
+        Rows of several requests take the way that those of one take, whose bits another may change.
+        """
         x = x.to(self.weight.dtype)
         epilogue = self._usable(x) if activation is gelu_tanh else None
         if epilogue is not None and self.bias is not None:
             found = epilogue(x.flatten(0, -2), self.weight, self.bias)
             return found.unflatten(0, x.shape[:-1])
-        if (self._worth or activation is not None) and self._is_large(x):
+        if (self._worth or activation is not None) and self._is_large(x, requests):
             name, variant = _ACTIVATIONS[activation]
             return self._one_pass(x, self._matrix, self.bias, name, [], variant)
         outputs = F.linear(x, self.weight, self.bias)
@@ -95,16 +100,16 @@ class Product:
         epilogue(operand, self.weight, stream.view(-1, stream.shape[-1]))
         return stream
 
-    def into(self, x: Tensor, out: Tensor) -> None:
+    def into(self, x: Tensor, out: Tensor, requests: int = 1) -> None:
         """(N, inputs) to (N, outputs) of layers without bias, all in the dtype of the results."""
-        found = self.matmul_via(out, x)
+        found = self.matmul_via(out, x, requests)
         if found is not out:
             out.copy_(found)
 
-    def matmul_via(self, buffer: Tensor, x: Tensor) -> Tensor:
+    def matmul_via(self, buffer: Tensor, x: Tensor, requests: int = 1) -> Tensor:
         """As `into`; return the buffer, or a new tensor where filling the buffer takes a copy."""
-        if self._worth and self._is_large(x):
-            return self(x)
+        if self._worth and self._is_large(x, requests):
+            return self(x, requests=requests)
         return torch.mm(x, self._transposed, out=buffer)
 
     def in_float32(self) -> Product:
@@ -121,11 +126,11 @@ class Product:
     def _usable(self, x: Tensor) -> Epilogue | None:
         return _usable(self._epilogue, self.weight, x)
 
-    def _is_large(self, x: Tensor) -> bool:
+    def _is_large(self, x: Tensor, requests: int) -> bool:
         if self._one_pass is None:
             return False
         least = PACKED_FROM if self._packed else ONE_PASS_FROM
-        return x.numel() * self.weight.shape[0] >= least
+        return x.numel() * self.weight.shape[0] >= least * requests
 
 
 class GatedProduct:
@@ -157,15 +162,15 @@ class GatedProduct:
         wide._gate, wide._up = wide.weight.chunk(2)
         return wide
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """(..., inputs) to (..., hidden), a new tensor."""
+    def __call__(self, x: Tensor, requests: int = 1) -> Tensor:
+        """(..., inputs) to (..., hidden), a new tensor; `requests` as for `Product`."""
         if (epilogue := _usable(self._epilogue, self._gate, x)) is not None:
             # The two halves of a single product are read with gaps, in a kernel each.
             operand = x.to(self._merged.dtype).flatten(0, -2)
             gate = epilogue(operand, self._gate, self._no_bias)
             return gate.mul_(F.linear(operand, self._up)).unflatten(0, x.shape[:-1])
-        if self._one_pass is None or x.numel() * self.weight.shape[0] < self._least:
-            gate, up = self._merged(x).chunk(2, dim=-1)
+        if self._one_pass is None or x.numel() * self.weight.shape[0] < self._least * requests:
+            gate, up = self._merged(x, requests=requests).chunk(2, dim=-1)
             return self.activation(gate).mul_(up)
         x = x.to(self._merged.dtype)
         name, variant = _ACTIVATIONS[self.activation]

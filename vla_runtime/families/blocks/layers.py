@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import local
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,6 +19,33 @@ Apply = Callable[[nn.Linear, Tensor], Tensor]
 def apply(layer: nn.Linear, x: Tensor) -> Tensor:
     """Return (..., outputs) of (..., inputs) in the layer's own operators."""
     return layer(x)
+
+
+class _Batch(local):
+    requests = 1
+
+
+_BATCH = _Batch()
+
+
+@contextmanager
+def batch_of(requests: int) -> Iterator[None]:
+    """Say how many requests the rows of what runs here are of, request by request."""
+    _BATCH.requests = requests
+    try:
+        yield
+    finally:
+        _BATCH.requests = 1
+
+
+def by_request(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a layer of one token a row (B, ...) to each request's rows apart.
+
+    A CPU multiplies one token in another way than several, which changes the last bits.
+    """
+    if _BATCH.requests == 1:
+        return layer(x)
+    return torch.cat([layer(part) for part in x.chunk(_BATCH.requests)])
 
 
 class Linear(nn.Linear):

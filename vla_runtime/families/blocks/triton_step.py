@@ -66,9 +66,9 @@ def advance(
             plan_weight,
             result,
             x.numel(),
-            len(row_weight),
-            plan.numel(),
-            plan.shape[-1],
+            row_weight.shape[-1],
+            x[0].numel(),
+            x.shape[-1],
             BLOCK=_BLOCK,
         )
     return result

@@ -65,20 +65,22 @@ def advance_kernel(
     """Mix the velocities of all rows, add the plan term, and move x along the flow; in float32.
 
     Args:
-        x, result: (count,), of one chunk or several; velocity: (rows, count).
+        x, result: (requests * chunk,); velocity: (requests * rows, chunk).
         time, step: (1,), flow time and its step.
-        row_weight: (rows,); plan: (chunk,); plan_weight: (chunk / actions,), of each action.
-        chunk, actions: numbers of a chunk, and of an action.
+        row_weight: (requests * rows,); plan: as x; plan_weight: (requests * chunk / actions,), of
+            each action.
+        rows, chunk, actions: rows of a request, numbers of a chunk, and of an action.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    place = at % chunk
+    first_row, place = at // chunk * rows, at % chunk
     old = tl.load(x + at, mask=inside, other=0.0)
     mixed = tl.zeros((BLOCK,), dtype=tl.float32)
     for row in range(rows):
-        of_row = tl.load(velocity + row * count + at, mask=inside, other=0.0)
-        mixed += tl.load(row_weight + row) * of_row
+        here = first_row + row
+        of_row = tl.load(velocity + here * chunk + place, mask=inside, other=0.0)
+        mixed += tl.load(row_weight + here, mask=inside, other=0.0) * of_row
     clean = old - tl.load(time) * mixed
-    weight = tl.load(plan_weight + place // actions, mask=inside, other=0.0)
-    mixed -= weight * (tl.load(plan + place, mask=inside, other=0.0) - clean)
+    weight = tl.load(plan_weight + at // actions, mask=inside, other=0.0)
+    mixed -= weight * (tl.load(plan + at, mask=inside, other=0.0) - clean)
     tl.store(result + at, old + tl.load(step) * mixed, mask=inside)

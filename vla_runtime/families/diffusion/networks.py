@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.attention import repeat_rows
 from vla_runtime.families.blocks.fused_product import Product
 from vla_runtime.families.blocks.layers import Linear
 from vla_runtime.families.blocks.resize import FramedVision, Framing
@@ -340,7 +339,6 @@ class Diffusion(DiffusionNetwork):
     ) -> Tensor:
         """Return the prediction (B, H, A) at x (B or 1, H, A)."""
         modulation = past['modulation']
-        modulation = repeat_rows(modulation, max(1, x.shape[0] // modulation.shape[0]))
         return self.unet(x.expand(modulation.shape[0], -1, -1), modulation + conditioning)
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.attention import attend, images_of_rows, repeat_rows, rotary
+from vla_runtime.families.blocks.attention import attend, images_of_rows, rotary
 from vla_runtime.families.blocks.interleaving import images_in_text
-from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
+from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention, by_request
 from vla_runtime.families.blocks.llama import Llama
 from vla_runtime.families.blocks.siglip import GeluMlp, GeluVisionBlock, PatchEmbedding
 from vla_runtime.families.evo1.declaration import ROWS, TOLERANCE, Evo1Dims
@@ -255,19 +255,16 @@ class Evo1(FlowNetwork):
         """As `FlowNetwork.velocity`; zero in padded action dimensions."""
         dims = self.dims
         mask = past['prefix_mask']
-        shared = max(1, x.shape[0] // mask.shape[0])
-        mask = repeat_rows(mask, shared)
         batch = mask.shape[0]
         real = torch.arange(dims.action_dim, device=x.device) < dims.real_actions
         h = self.action_encoder(torch.where(real, x, 0.0), self.action_positions)
         h = h.expand(batch, -1, -1)
         time = conditioning if conditioning.dim() == 3 else conditioning[:, None]
         for layer, block in enumerate(self.layers):
-            key = repeat_rows(past['cross_key'][layer], shared)
-            value = repeat_rows(past['cross_value'][layer], shared)
+            key, value = past['cross_key'][layer], past['cross_value'][layer]
             h = block(h, key, value, mask[:, None], time)
-        pooled = self.pool(self.norm(h).reshape(batch, -1)).float()
-        velocity = self.velocity_head(pooled).view(batch, dims.horizon, dims.action_dim)
+        pooled = by_request(self.pool, self.norm(h).reshape(batch, -1)).float()
+        velocity = by_request(self.velocity_head, pooled).view(batch, dims.horizon, dims.action_dim)
         # Evo-1's velocity points from noise to actions.
         return torch.where(real, -velocity, 0.0)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.attention import repeat_rows
+from vla_runtime.families.blocks.layers import by_request
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.groot.declaration import BUCKETS, DIT_CODE, PERIODS, SLACK, UNIT
 from vla_runtime.families.groot.dimensions import HeadDims
@@ -105,7 +105,8 @@ class GrootHead(FlowNetwork):
 
     def encode_state(self, state: Tensor) -> Tensor:
         """States (B, S) of all time steps to tokens (B, time steps, W)."""
-        return self.state_encoder(state.view(state.shape[0], self.dims.state_steps, -1))
+        by_step = state.view(state.shape[0], self.dims.state_steps, -1)
+        return by_request(self.state_encoder, by_step)
 
     def time_conditioning(self, times: Tensor) -> Tensor:
         """Return the action encoder's share of the time, then the modulation of every DiT norm.
@@ -125,16 +126,9 @@ class GrootHead(FlowNetwork):
 
         GR00T's own velocity points from noise to actions; this is its negative.
         """
-        state = rows['state']
-        shared = max(1, x.shape[0] // state.shape[0])
-        memories = {
-            block: tuple(repeat_rows(tensor, shared) for tensor in memory)
-            for block, memory in self.memories(past).items()
-        }
-        tokens, modulations = self.embed_tokens(
-            x, self.encode_state(repeat_rows(state, shared)), conditioning
-        )
-        return self.decode(tokens, modulations, cast(dict[int, KeyValues], memories))
+        memories = self.memories(past)
+        tokens, modulations = self.embed_tokens(x, self.encode_state(rows['state']), conditioning)
+        return self.decode(tokens, modulations, memories)
 
     def embed_tokens(
         self, x: Tensor, state: Tensor, conditioning: Tensor

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.attention import Rotary, repeat_rows, rotary, rotate
+from vla_runtime.families.blocks.attention import Rotary, rotary, rotate
 from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention, gelu_tanh
 from vla_runtime.families.blocks.resize import FramedVision, Framing
@@ -342,7 +342,6 @@ class Dit(FlowNetwork):
     ) -> Tensor:
         """Return the prediction (B, H, A) at x (B or 1, H, A)."""
         modulation = past['modulation']
-        modulation = repeat_rows(modulation, max(1, x.shape[0] // modulation.shape[0]))
         x = x.expand(modulation.shape[0], -1, -1)
         by_action = conditioning if conditioning.ndim == 3 else conditioning[:, None]
         return self.transformer(x, modulation[:, None] + by_action)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -15,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks.action_time import mix_time, time_embedding, time_share
-from vla_runtime.families.blocks.attention import attend, images_of_rows, repeat_rows, rotary
+from vla_runtime.families.blocks.attention import attend, images_of_rows, rotary
 from vla_runtime.families.blocks.fused import encode_stack, normalise
 from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.families.blocks.fused_lengths import Kernel, flash
 from vla_runtime.families.blocks.gemma import AdaptiveRMSNorm, Gemma, Modulation, split_modulations
-from vla_runtime.families.blocks.layers import Apply, apply
+from vla_runtime.families.blocks.layers import Apply, apply, by_request
 from vla_runtime.families.blocks.siglip import VisionEncoder
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.fused_flow import FusedFlow
@@ -120,13 +121,8 @@ class PiNetwork(FlowNetwork):
         past_key, past_value, prefix_mask = (
             past[name] for name in ('past_key', 'past_value', 'prefix_mask')
         )
-        state = rows.get('state')
-        shared = max(1, x.shape[0] // prefix_mask.shape[0])
-        if shared > 1:
-            prefix_mask = prefix_mask.repeat_interleave(shared, dim=0)
-            state = None if state is None else state.repeat_interleave(shared, dim=0)
         batch = prefix_mask.shape[0]
-        h = self.embed_suffix(x, conditioning, state)
+        h = self.embed_suffix(x, conditioning, rows.get('state'))
         h = h.expand(batch, -1, -1)
         tokens = h.shape[1]
         start = prefix_mask.long().sum(dim=1, keepdim=True)
@@ -142,8 +138,8 @@ class PiNetwork(FlowNetwork):
         modulations = self.modulations(conditioning)
         for layer, block in enumerate(self.expert.layers):
             q, k, v, gate = block.project(h, rotation, modulations[2 * layer])
-            k = torch.cat([repeat_rows(past_key[layer], shared), k], dim=2)
-            v = torch.cat([repeat_rows(past_value[layer], shared), v], dim=2)
+            k = torch.cat([past_key[layer], k], dim=2)
+            v = torch.cat([past_value[layer], v], dim=2)
             h = block.combine(h, attend(q, k, v, seen), gate, modulations[2 * layer + 1])
         h, _ = self.expert.norm(h, modulations[-1])
         return self.action_out(h[:, -self.dims.horizon :])
@@ -205,10 +201,8 @@ class FusedPi(FusedFlow):
         """As `PiNetwork.velocity`, over a `FusedExpert` and with a `StepConditioning`."""
         expert: FusedExpert = past
         step: StepConditioning = conditioning
-        state = rows.get('state')
-        if state is not None:
-            state = repeat_rows(state, max(1, x.shape[0] // state.shape[0]))
-        h = expert(self._plain.embed_suffix(x, step.row, state, expert.linear), step.modulations)
+        suffix = self._plain.embed_suffix(x, step.row, rows.get('state'), expert.linear)
+        h = expert(suffix, step.modulations)
         last = step.modulations[-1] if step.modulations else None
         h = normalise(h[:, -self.dims.horizon :], self._final_scale, last)
         return expert.linear(self._plain.action_out, h)
@@ -243,7 +237,8 @@ class Pi0(PiNetwork):
         actions = mix_time(
             self.action_time_in, self.action_time_out, embedded, conditioning
         ).expand(state.shape[0], -1, -1)
-        return torch.cat([linear(self.state_projection, state)[:, None], actions], dim=1)
+        token = by_request(partial(linear, self.state_projection), state)
+        return torch.cat([token[:, None], actions], dim=1)
 
     def suffix_mask(self, device: torch.device) -> Tensor:
         tokens = self.dims.horizon + 1

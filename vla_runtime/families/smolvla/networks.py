@@ -17,7 +17,6 @@ from vla_runtime.families.blocks.attention import (
     Rotary,
     attend,
     images_of_rows,
-    repeat_rows,
     rotary,
 )
 from vla_runtime.families.blocks.fused import encode_stack, normalise
@@ -195,8 +194,6 @@ class SmolVla(FlowNetwork):
         self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
     ) -> Tensor:
         mask = past['prefix_mask']
-        shared = max(1, x.shape[0] // mask.shape[0])
-        mask = repeat_rows(mask, shared)
         h = self.embed_actions(x, conditioning).expand(mask.shape[0], -1, -1)
         own, cross = self.rotations(mask)
         seen = _action_sight(mask, h.shape[1])
@@ -206,13 +203,12 @@ class SmolVla(FlowNetwork):
             if layer in of_self:
                 q, k, v = block.project(h, own)
                 index = of_self[layer]
-                k = torch.cat([repeat_rows(past['self_key'][index], shared), k], dim=2)
-                v = torch.cat([repeat_rows(past['self_value'][index], shared), v], dim=2)
+                k = torch.cat([past['self_key'][index], k], dim=2)
+                v = torch.cat([past['self_value'][index], v], dim=2)
                 attended = attend(q, k, v, seen)
             else:
                 index = of_cross[layer]
-                k = repeat_rows(past['cross_key'][index], shared)
-                v = repeat_rows(past['cross_value'][index], shared)
+                k, v = past['cross_key'][index], past['cross_value'][index]
                 attended = attend(block.project_queries(h, cross), k, v, mask[:, None])
             h = block.combine(h, attended)
         return self.action_out(self.expert.norm(h))

@@ -93,7 +93,7 @@ def launches_of(family: str, dtype: torch.dtype) -> list[list[Launch]]:
         )
         DenoiseStep(fused)(
             x,
-            fused.prepare_prefix(past, 1),
+            fused.prepare_prefix(past),
             fused.split_conditioning(conditioning),
             number,
             number,

@@ -52,18 +52,18 @@ def test_other_layers_stay_in_pytorchs_operators(layer, step, monkeypatch):
 
 
 @pytest.mark.parametrize('rows', [1, 2])
-@pytest.mark.parametrize('samples', [1, 3])
-def test_the_update_gives_the_numbers_of_the_operators(rows, samples, step):
+@pytest.mark.parametrize('requests', [1, 3])
+def test_the_update_gives_the_numbers_of_the_operators(rows, requests, step):
     torch.manual_seed(0)
     horizon, actions = 50, 7
     inputs = (
-        torch.randn(samples, horizon, actions),
-        torch.randn(rows * samples, horizon, actions),
+        torch.randn(requests, horizon, actions),
+        torch.randn(requests * rows, horizon, actions),
         torch.tensor(0.7),
         torch.tensor(-0.1),
-        torch.tensor([2.0, -1.0][:rows]),
-        torch.randn(1, horizon, actions),
-        torch.rand(1, horizon, 1),
+        torch.randn(requests, rows) if requests > 1 else torch.tensor([2.0, -1.0][:rows]),
+        torch.randn(requests, horizon, actions),
+        torch.rand(requests, horizon, 1),
     )
     found, expected = step.advance(*inputs), flow_update.advance(*inputs)
     assert found.shape == expected.shape

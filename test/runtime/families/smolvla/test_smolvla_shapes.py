@@ -6,20 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from network_cases import random_network, relative_error
+from network_cases import random_network
 from tiny_policy import tiny_dims
-from torch import Tensor
 
-from vla_runtime.families.blocks.attention import attend, rotary
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.smolvla.networks import (
-    SmolVla,
-    SmolVlmVision,
-    _action_sight,
-    cross_memory,
-    position_rows,
-    prefix_sight,
-)
+from vla_runtime.families.smolvla.networks import SmolVlmVision, position_rows
 from vla_runtime.families.traced_shapes import trace_shapes
 
 FAMILY = 'smolvla'
@@ -42,54 +33,6 @@ def test_an_action_at_another_time_changes_itself_and_none_before_it():
     one, other = (network.velocity(x, past, times) for times in (each, late))
     assert torch.equal(one[:, :-1], other[:, :-1])
     assert not torch.equal(one[:, -1], other[:, -1])
-
-
-def joint_velocity(
-    network: SmolVla, embeddings: Tensor, mask: Tensor, x: Tensor, conditioning: Tensor
-) -> Tensor:
-    """Velocity from one forward over everything, without any cache."""
-    prefix, h = embeddings, network.embed_actions(x, conditioning)
-    rotation = rotary(mask.long().cumsum(dim=1) - 1, network.dims.language.head_dim)
-    own, cross = network.rotations(mask)
-    split, steps = mask.shape[1], h.shape[1]
-    attention_mask = torch.zeros(*mask.shape, split + steps, dtype=torch.bool, device=mask.device)
-    attention_mask[..., :split] = prefix_sight(mask)
-    attention_mask = torch.cat([attention_mask, _action_sight(mask, steps)], dim=1)
-    pairs = zip(network.language.layers, network.expert.layers, strict=True)
-    for layer, (language, expert) in enumerate(pairs):
-        q, k, v = language.project(prefix, rotation)
-        if layer in network.dims.self_layers:
-            aq, ak, av = expert.project(h, own)
-            q, k, v = (torch.cat(both, dim=2) for both in ((q, aq), (k, ak), (v, av)))
-            attended = attend(q, k, v, attention_mask)
-            of_prefix, of_actions = attended[:, :split], attended[:, split:]
-        else:
-            of_prefix = attend(q, k, v, attention_mask[:, :split, :split])
-            memory = cross_memory(expert, k, v)
-            of_actions = attend(expert.project_queries(h, cross), *memory, mask[:, None])
-        prefix = language.combine(prefix, of_prefix)
-        h = expert.combine(h, of_actions)
-    return network.action_out(network.expert.norm(h))
-
-
-@pytest.mark.parametrize('every', [0, 1, 2, 3])
-def test_the_split_equals_the_joint_forward_whichever_layers_attend_to_themselves(every):
-    dims = replace(tiny_dims('smolvla'), self_attention_every=every)
-    network = random_network(FAMILY, dims)
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(2, dims.image_tokens, dims.language.width, generator=generator)
-    image_mask = torch.tensor([True, False])
-    rows = {
-        'tokens': torch.randint(dims.vocabulary, (1, dims.prompt_length), generator=generator),
-        'token_mask': torch.arange(dims.prompt_length)[None] < 9,
-        'state': torch.randn(1, dims.state_dim, generator=generator),
-    }
-    x = torch.randn(1, dims.horizon, dims.action_dim, generator=generator)
-    conditioning = network.time_conditioning(torch.tensor([0.3]))
-    split = network.velocity(x, network.prefix(images, image_mask, **rows), conditioning)
-    prefix = network.embed_prefix(images[None], image_mask[None], **rows)
-    joint = joint_velocity(network, *prefix, x, conditioning)
-    assert relative_error(split, joint) <= 1e-5
 
 
 def test_keys_and_values_have_the_matrices_precision():

@@ -1,16 +1,18 @@
-"""GR00T's own way to tie a chunk to the one before, `rtc_mode` frozen, through the runtime."""
+"""GR00T through `Policy`: chunks tied as its training code does, and N1.6's prompts."""
 
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from family_contracts.groot import folder, stand_in
+import torch
+from family_contracts.groot import folder, folders, stand_in
 from groot_cases import N16, N17, load_groot_case
 from groot_n17_folders import is_of_a_folder
-from network_cases import network_case_paths
+from network_cases import network_case_paths, relative_error
 from onnx_bundles import write_onnx_once
 
 from vla_convert.export.conversion import plan_export, write_export
@@ -68,3 +70,21 @@ def test_frozen_chunks_are_the_references(path: Path, backend: str, tmp_path: Pa
         away = np.abs(free.actions - committed).max(axis=1)
         # Actions of random weights are clipped to their limits.
         assert (moved[:overlap] <= away[:overlap] + 1e-4).all()
+
+
+@pytest.mark.parametrize('name', folders(N16))
+def test_tasks_of_other_lengths_leave_the_images_in_their_places(
+    name: str, tmp_path: Path, monkeypatch
+):
+    made = folders(N16)[name](tmp_path)
+    made.prepare(monkeypatch)
+    policies = []
+    for length in (40, 49):
+        options = replace(made.options, prompt_length=length)
+        write_export(plan_export(made.path, options, default_name='n16'), tmp_path / str(length))
+        policies.append(Policy.load(tmp_path / str(length)))
+    (recorded,) = made.recorded
+    for task in ('pick', 'pick up the red_cup now now now now'):
+        seen = replace(recorded.seen, instruction=task)
+        short, long = (policy.infer(seen, noise=recorded.noise)[0] for policy in policies)
+        assert relative_error(short.normalised, torch.from_numpy(long.normalised)) <= 5e-5
