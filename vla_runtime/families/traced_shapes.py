@@ -75,6 +75,17 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
     return _TRACED[key]
 
 
+def repeat_prefix(
+    network: FlowNetwork, past: Mapping[str, Tensor], times: int
+) -> dict[str, Tensor]:
+    """Repeat each row of a prefix, as for several noises over it; gradients go through."""
+    axes = trace_shapes(network).past
+    return {
+        name: tensor.repeat_interleave(times, dim=axes[name].row_axis)
+        for name, tensor in past.items()
+    }
+
+
 @torch.no_grad()
 def _trace(network: FlowNetwork, device: torch.device) -> TracedShapes:
     dims = network.dims

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from vla_runtime.families.blocks.attention import attend
 from vla_runtime.families.flow_network import FlowNetwork, SinglePassNetwork
 from vla_runtime.families.token_network import TokenNetwork
+from vla_runtime.families.traced_shapes import repeat_prefix
 from vla_runtime.family.declaration import Family, PolicyDims, scheduler_of
 from vla_runtime.family.noise_schedule import NoiseScheduler
 from vla_tabletop.training.recipes.recipe import Prefix
@@ -136,8 +137,9 @@ class FlowObjective(nn.Module):
         uniform = torch.rand(len(actions), generator=generator)
         times = (uniform ** (1 / 1.5) * 0.999 + 0.001).to(actions)
         t = times[:, None, None]
+        past = repeat_prefix(network, prefix.past, draws)
         velocity = network.velocity(
-            t * noise + (1 - t) * actions, prefix.past, network.time_conditioning(times)
+            t * noise + (1 - t) * actions, past, network.time_conditioning(times)
         )
         return (self.step_weight * (velocity - (noise - actions)).square()).mean()
 
@@ -182,7 +184,7 @@ class DiffusionObjective(nn.Module):
         }
         predicted = network.velocity(
             signal * actions + spread * noise,
-            prefix.past,
+            repeat_prefix(network, prefix.past, self.draws),
             network.time_conditioning(steps.to(actions)),
         )
         return (self.step_weight * (predicted - targets[self.prediction]).square()).mean()

@@ -322,13 +322,22 @@ class Distillation:
     def _encode(
         self, observations: Sequence[StoredObservation], rng: np.random.Generator
     ) -> _Encoded:
-        """Run the teacher's vision and prefix, one observation at a time, as it is served."""
+        """Run the teacher's vision and prefix, one observation at a time, as it is served.
+
+        Each one's rows stand there for every draw of noise.
+        """
         each = [self._encode_one(observation, rng) for observation in observations]
+        draws = self.settings.draws
         past = {
-            name: torch.cat([one.past[name] for one in each], dim=axis)
+            name: torch.cat([one.past[name] for one in each], dim=axis).repeat_interleave(
+                draws, dim=axis
+            )
             for name, axis in self._axes.items()
         }
-        rows = {name: torch.cat([one.rows[name] for one in each]) for name in each[0].rows}
+        rows = {
+            name: torch.cat([one.rows[name] for one in each]).repeat_interleave(draws, dim=0)
+            for name in each[0].rows
+        }
         return _Encoded(past, rows)
 
     def _encode_one(self, stored: StoredObservation, rng: np.random.Generator) -> _Encoded:

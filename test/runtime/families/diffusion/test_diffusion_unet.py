@@ -54,7 +54,7 @@ def test_a_folded_network_equals_the_one_that_it_was():
     unet = UNetDims(channels=(16, 32, 64), kernel_size=5, groups=8, time_width=16, scaled=True)
     backbone = replace(PUSHT.backbone, stem=16, channels=(16, 16, 16, 16), blocks=(1, 1, 1, 1))
     network = build_network('diffusion', replace(PUSHT, unet=unet, backbone=backbone)).eval()
-    mask, state = torch.ones(2, dtype=torch.bool), torch.rand(1, 2, 2)
+    mask, state = torch.ones(2, dtype=torch.bool), torch.rand(3, 2, 2)
     tokens = network.vision(torch.rand(2, 3, 96, 96))
     x, table = torch.randn(3, 16, 2), network.time_conditioning(torch.tensor([50.0]))
     past = network.prefix(tokens, mask, state=state)
