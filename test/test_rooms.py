@@ -257,9 +257,11 @@ def test_only_the_list_of_executables_names_modules_above() -> None:
     assert naming == NAMING_OTHERS
 
 
-def run_alone(source: str) -> subprocess.CompletedProcess[str]:
-    """Run code where the other three packages are missing."""
-    hidden = f'import sys\nfor name in {PACKAGES[:-1]}:\n    sys.modules[name] = None\n'
+def run_alone(
+    source: str, missing: tuple[str, ...] = PACKAGES[:-1]
+) -> subprocess.CompletedProcess[str]:
+    """Run code where packages are missing: by default all but the robot's."""
+    hidden = f'import sys\nfor name in {missing}:\n    sys.modules[name] = None\n'
     return subprocess.run(
         [sys.executable, '-c', hidden + source],
         check=False,
@@ -291,6 +293,13 @@ def test_the_command_of_a_robot_alone_says_what_is_not_there(
 ) -> None:
     done = run_alone(f'from vla_runtime.cli.main import main\nsys.exit(main({words}))')
     assert (done.returncode, says in done.stdout + done.stderr) == (code, True), done.stderr
+
+
+def test_one_package_that_is_missing_is_named() -> None:
+    done = run_alone(
+        "from vla_runtime.cli.main import main\nsys.exit(main(['export', 'x']))", ('vla_convert',)
+    )
+    assert (done.returncode, "'vla_convert" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize('part', WITHOUT)

@@ -6,7 +6,7 @@ Invariants:
   without it.
 - One snapshot of settings holds for the whole of an inference: those it is given, or else the
   policy's own (`settings`), which a Python program sets once. Nodes give each inference its own.
-- One thread at a time calls `infer`, `submit` and `reset`.
+- One thread at a time calls `infer`, `submit`, `reset`, those of sessions, and `Session.reset`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -88,8 +89,9 @@ class Policy:
         self._pipeline: ChunkPipeline[Inference] = ChunkPipeline(self._runner)
         self._packed = self._packed_pipeline(engine)
         self._own = Session(self._runner.cache)
-        # Closed ones, whose places in the engine the next take.
-        self._free_sessions: list[Session] = []
+        self._sessions = {self._own}
+        # Of closed ones, whose places in the engine the next take.
+        self._free_caches: list[PrefixCache] = []
         # Prefixes may lie in slot 1, which `latency` denoises over with serial guidance alone.
         self._overlapped = False
         self._closed = False
@@ -324,8 +326,11 @@ class Policy:
             ValueError: the backend keeps the prefixes of one robot alone.
         """
         self._require_open()
-        if self._free_sessions:
-            return self._free_sessions.pop()
+        session = Session(self._free_caches.pop() if self._free_caches else self._make_cache())
+        self._sessions.add(session)
+        return session
+
+    def _make_cache(self) -> PrefixCache:
         if 'sessions' not in self._engine.features:
             able = [name for name, features in FEATURES.items() if 'sessions' in features]
             raise ValueError(
@@ -333,12 +338,20 @@ class Policy:
                 f'alone; name one that serves several: {", ".join(able)}'
             )
         place = cast(SessionEngine, self._engine).open_session()
-        return Session(PrefixCache(self._engine, self.spec.camera_names, place))
+        return PrefixCache(self._engine, self.spec.camera_names, place)
 
     def close_session(self, session: Session) -> None:
-        """Give a session's memory to the next one; it must not be used afterwards."""
+        """Give a session's memory to the next one; ValueError where it is not open here."""
+        if session is self._own:
+            raise ValueError("the policy's own session stays open; reset it instead")
+        self._require_session(session)
+        self._sessions.remove(session)
         session.reset()
-        self._free_sessions.append(session)
+        self._free_caches.append(session.cache)
+
+    def _require_session(self, session: Session) -> None:
+        if session not in self._sessions:
+            raise ValueError('this session is closed, or of another policy: open one here')
 
     def infer_batch(self, requests: Sequence[Request]) -> list[Inference]:
         """As `submit_batch`; return the chunks in order, or raise the first error."""
@@ -357,10 +370,12 @@ class Policy:
             a future of each request, done; an error is in the future of its own request.
 
         Raises:
-            ValueError: this policy was closed, or a session has two requests.
+            ValueError: this policy was closed, a session is not open here, or has two requests.
         """
         self._require_open()
         sessions = [request.session or self._own for request in requests]
+        for session in sessions:
+            self._require_session(session)
         if len({id(session) for session in sessions}) < len(sessions):
             raise ValueError('a batch has two requests of one session: put them in two batches')
         self._settle()
@@ -371,7 +386,7 @@ class Policy:
                 number = session.number if request.number is None else request.number
                 built = self._builder.build(
                     request.observation,
-                    self._settled(request.settings),
+                    replace(self._settled(request.settings), pipeline='latency'),
                     number,
                     plan=request.plan,
                     noise=request.noise,

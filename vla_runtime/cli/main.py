@@ -23,7 +23,7 @@ from vla_runtime.cli._packages import import_problem
 from vla_runtime.files.atomic_write import STANDARD_OUTPUT
 from vla_runtime.files.standard_output import LostOutputError, watched_output
 
-# A robot has only the first one installed.
+# The packages that have verbs. A robot needs the first one alone.
 _PACKAGES = ('vla_runtime', 'vla_tools', 'vla_tabletop')
 _INSTALL = "./run setup, or pip install '.[torch,onnx,report]' in the source folder"
 
@@ -86,7 +86,9 @@ def _run(argv: list[str]) -> int:
     except LostOutputError as lost:
         return lost.report()
     except ImportError as error:
-        if (error.name or '').startswith('vla_'):
+        package = (error.name or '').split('.')[0]
+        if package.startswith('vla_') and _is_here(package):
+            # A fault of ours, such as a module that was moved.
             raise
         print(f'error: {import_problem(error, argv[0], _INSTALL)}', file=sys.stderr)
         return 2

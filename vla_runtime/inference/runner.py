@@ -23,6 +23,9 @@ from vla_runtime.inference.prefix_cache import PrefixCache
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.types import CacheReport, InferenceReport
 
+# Most requests whose steps run together: each power of two has buffers and a graph of its own.
+MOST_TOGETHER = 8
+
 # --- Repeatable noise of a chunk: counter-based, keyed by (seed, inference number)
 
 
@@ -172,7 +175,11 @@ class ChunkRunner:
         groups: dict[Hashable, list[int]] = {}
         for index, one in enumerate(encoded):
             groups.setdefault(self._kind(index, one), []).append(index)
-        return list(groups.values())
+        return [
+            group[first : first + MOST_TOGETHER]
+            for group in groups.values()
+            for first in range(0, len(group), MOST_TOGETHER)
+        ]
 
     def _kind(self, index: int, encoded: EncodedPrefix) -> Hashable:
         """Return what requests that run together have in common; that of one alone is its own."""
@@ -235,7 +242,7 @@ class ChunkRunner:
             clean_steps=request.inputs.clean_actions,
             denoise_steps=len(request.times),
             tokens=request.tokens,
-            cuda_graph=_graphs_used(self._engine.cuda_graph, request),
+            cuda_graph=_graphs_used(self._engine.cuda_graph, request, denoised.together),
             noise=request.noise,
             stamps_ns=dict(stamps_ns),
             ticks=ticks,
@@ -244,8 +251,14 @@ class ChunkRunner:
         )
 
 
-def _graphs_used(captured: Mapping[str, str], request: ChunkRequest) -> dict[str, str]:
+def _graphs_used(
+    captured: Mapping[str, str], request: ChunkRequest, together: int
+) -> dict[str, str]:
     """Graphs as the engine has them; steps that run one by one go without theirs."""
+    captured = dict(captured)
+    of_batches = captured.pop('together', 'eager')
+    if together > 1:
+        captured['denoise'] = of_batches
     # A loop that gave up its graph, and an engine that captures none, keep their own words.
     graphs = 'captured' in captured.values() and captured['denoise'] in ('captured', 'eager')
     by_step = f'eager: {request.by_step}' if request.by_step and graphs else ''

@@ -163,7 +163,7 @@ def test_graphs_that_may_replay_at_once_share_no_capture_and_so_no_memory(engine
     """Those of the cameras, of the prefix and of the denoise loop."""
     graphed, _ = engines('pi05')
     captures = {id(capturer._capture) for capturer in graphed._capturers.values()}
-    assert len(captures) == graphed.dims.cameras + 2
+    assert len(captures) == graphed.dims.cameras + 3
 
 
 def test_a_camera_whose_capture_fails_is_reported_and_named(engines, caplog):

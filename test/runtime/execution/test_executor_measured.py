@@ -26,6 +26,19 @@ def test_when_joint_states_stop_expect_hold_within_the_period_that_makes_them_st
     assert rig.submit(RAMP).refusal is ChunkRefusal.HOLDING
 
 
+def test_when_the_stamps_of_joint_states_stand_still_expect_hold_until_they_go_on():
+    rig = moving(watchdog=WatchdogParameters(max_state_age_s=0.1))
+    rig.state_arrives = False
+    place, stamp_ns = list(rig.measured), rig.ros_ns
+    for _ in range(12):
+        rig.executor.observe_state(['a', 'b'], place, stamp_ns)
+        rig.tick()
+    assert_held(rig, Reason.STATE_STALE)
+    rig.state_arrives = True
+    rig.tick()
+    assert rig.reason != 'state_stale'
+
+
 def test_when_joint_states_have_no_stamp_expect_that_said_and_no_age_of_decades():
     rig = rig_of()
     rig.executor.observe_state(['a', 'b'], [0.0, 0.0], 0)

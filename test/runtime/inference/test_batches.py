@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -196,9 +198,46 @@ def test_a_session_resets_for_itself_and_its_place_is_used_again(bundles):
     ]
     policy.close_session(one)
     again = policy.open_session()
-    assert again is one and again.number == 0
+    assert again.cache is one.cache and again.number == 0
     (_, report) = policy.infer_batch([Request(seen_by(0, 0), again)])[0]
     assert report.cache.prefixes[0].reuse is Reuse.MISS
+
+
+def test_a_session_that_is_not_open_here_is_refused(bundles):
+    policy, other = (Policy.load(bundles('pi05'), 'torch') for _ in range(2))
+    (mine,), (theirs,) = robots(policy, 1), robots(other, 1)
+    policy.close_session(mine)
+    policy.open_session()
+    for session in (mine, theirs):
+        with pytest.raises(ValueError, match='open one here'):
+            policy.submit_batch([Request(seen_by(0, 0), session)])
+        with pytest.raises(ValueError, match='open one here'):
+            policy.close_session(session)
+    with pytest.raises(ValueError, match='stays open'):
+        policy.close_session(policy._own)
+
+
+def test_more_requests_than_run_together_run_in_several_passes(bundles):
+    policy, single = (Policy.load(bundles('pi05'), 'torch') for _ in range(2))
+    requests = [Request(seen_by(n, 0), s, number=n) for n, s in enumerate(robots(policy, 10))]
+    found = policy.infer_batch(requests)
+    expected = alone(single, [replace(request, session=None) for request in requests])
+    for (chunk, report), one in zip(found, expected, strict=True):
+        assert np.array_equal(chunk.actions, one)
+        assert report.pipeline == 'latency'
+    assert {report.together for _, report in found} <= {1, 2, 8}
+
+
+def test_a_closed_engine_keeps_no_network_for_its_batches(bundles):
+    policy = Policy.load(bundles('pi05'), 'torch')
+    policy.infer_batch([Request(seen_by(n, 0), s) for n, s in enumerate(robots(policy, 2))])
+    expert = weakref.ref(policy._engine._fused)
+    gc.disable()
+    try:
+        policy.close()
+        assert expert() is None
+    finally:
+        gc.enable()
 
 
 def test_a_session_has_one_request_a_batch_and_the_policys_own_is_one_too(bundles):

@@ -124,6 +124,11 @@ class Schedule:
         # By number of rows of each request, and of requests.
         self.batches: dict[tuple[int, int], RequestBatch] = {}
 
+    def free(self) -> None:
+        """Let go of the graphs, which hold the network and this schedule."""
+        self.denoise.clear()
+        self.batches.clear()
+
     def write_noise(self, step_noise: np.ndarray | None) -> None:
         """Copy the noise of every step, (N, H, A); None: they draw none."""
         if self._updates is not None and step_noise is not None:

@@ -190,11 +190,13 @@ class Capturer:
 
 
 def capturers_of(device: torch.device, graphs: bool, cameras: int) -> dict[str, Capturer]:
-    """Return those of each camera, `prefix` and `denoise`; without `graphs` none captures.
+    """Return those of each camera, `prefix`, `denoise` and `together`, of batches.
+
+    Without `graphs` none captures.
 
     They may replay at the same time, so they share no memory.
     """
-    names = (*map(vision_of, range(cameras)), 'prefix', 'denoise')
+    names = (*map(vision_of, range(cameras)), 'prefix', 'denoise', 'together')
     return {name: Capturer(name, CudaGraphCapture(device) if graphs else None) for name in names}
 
 

@@ -160,7 +160,7 @@ class TorchEngine:
         self._exact: dict[tuple[int, int], bool] = {}
         # Settings of the denoise loop, with the rows and slot that it denoises over.
         self._variant = Variant()
-        self._schedules: Schedules[Schedule] = Schedules()
+        self._schedules: Schedules[Schedule] = Schedules(Schedule.free)
         # Of each session, by camera.
         self._vision: list[list[GraphedWork]] = []
         self._prefix: dict[PrefixSlot, list[GraphedWork]] = {}
@@ -174,7 +174,15 @@ class TorchEngine:
             'vision': self._vision_status,
             'prefix': self._prefix[self._place][-1].status,
             'denoise': self._denoise.status if self._schedules.current else 'eager',
+            **self._together_status,
         }
+
+    @property
+    def _together_status(self) -> dict[str, str]:
+        schedule = self._schedules.current
+        batches = () if schedule is None else schedule.batches.values()
+        works = [batch.work for batch in batches if batch.work is not None]
+        return {'together': works[-1].status} if works else {}
 
     @property
     def _vision_status(self) -> str:
@@ -225,6 +233,9 @@ class TorchEngine:
                     self._graphed('prefix', partial(self._run_prefix, rows, slot, length))
                     for length in range(len(self._prefix_inputs))
                 ]
+        if self._device.type == 'cuda':
+            # The streams of vision and prefix do not wait for the one that zeros were written in.
+            torch.cuda.synchronize(self._device)
         return session
 
     @torch.inference_mode()
@@ -347,7 +358,7 @@ class TorchEngine:
             past = self._gather(filled)
             if batch.work is None:
                 work = partial(self._run_together, schedule, batch, past)
-                batch.work = self._graphed('denoise', work)
+                batch.work = self._graphed('together', work)
             batch.work.run()
             return list(batch.x[: len(places)].cpu().numpy().copy())
 
@@ -379,7 +390,7 @@ class TorchEngine:
         if key not in self._gathered:
             past = self._shapes.past_buffers(rows * count, self._device)
             self._fused.expert_type = type(self._fused).expert_type
-            prepared = PreparedPrefix(self._fused, past, self._capturers['denoise'])
+            prepared = PreparedPrefix(self._fused, past, self._capturers['together'])
             self._gathered[key] = prepared
         prepared = self._gathered[key]
         for name, tensor in self._shapes.past.items():
