@@ -4,12 +4,12 @@ Needs torch, numpy, pyyaml and safetensors and nothing else, and runs from the s
 
     python benchmark/gpu.py [--quick] [--json OUT]
 
-First what must be true of pi0.5 and pi0 (against the CPU in float32, in Triton kernels, graphs
-fresh, guidance, attention by lengths, overlap, memory), at a reduced size; `vla_runtime selftest
---device cuda` tries every family. Then milliseconds in bfloat16 for 1 to 3 views, one and two
-prompt rows, 10 denoise steps, cache hit and miss: captured graphs, also with the expert in Triton
-kernels, and eager, beside the roofline. Captured graphs with 3 views are sampled 200 times, with
-one row in Triton kernels 2,000 times, after 50 for warming up.
+First what must be true (against the CPU in float32, in Triton kernels, every family,
+graphs fresh, guidance, attention by lengths, overlap, memory), at a reduced size; then milliseconds
+in bfloat16 for 1 to 3 views, one and two prompt rows, 10 denoise steps, cache hit and miss:
+captured graphs, also with the expert in Triton kernels, and eager, beside the roofline. Captured
+graphs with 3 views are sampled 200 times, with one row in Triton kernels 2,000 times, after 50 for
+warming up.
 Last it prints a table, and each target with whether it was met. `--only` does one half.
 
 OUT is written before the first check and again after each check and each configuration, so that a

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -136,3 +138,41 @@ def test_a_process_that_waits_for_a_library_ends_all_the_same(tmp_path):
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert 'Timeout' in done.stderr
+
+
+@pytest.mark.thorough
+def test_every_familys_chunks_are_compared_and_those_of_one_that_is_wrong_fail(monkeypatch):
+    found = gpu_checks.families('cpu', 'tiny')
+    assert found.passed, found.note
+    with tarfile.open(gpu_checks.POLICIES) as archive:
+        folders = {
+            Path(name).parts[0] for name in archive.getnames() if name.endswith('policy.yaml')
+        }
+    assert {'act', 'openvla', 'pi05'} <= folders
+    for family in folders:
+        assert {f'{family} {precision} rows=2' for precision in gpu_checks.BOUNDS} <= set(
+            found.figures
+        )
+    assert {e for name, e in found.figures.items() if 'float32' in name} == {0.0}
+    load, loaded = gpu_checks.load_network, []
+
+    def with_a_wrong_weight(family, *of, device, precision):
+        network = load(family, *of, device=device, precision=precision)
+        loaded.append(family)
+        if family == 'groot_n17' and precision == 'float32' and loaded.count(family) == 1:
+            # The device's; the next is the CPU's.
+            with torch.no_grad():
+                max(network.parameters(), key=torch.numel).mul_(2.0)
+        return network
+
+    monkeypatch.setattr(gpu_checks, 'load_network', with_a_wrong_weight)
+    found = gpu_checks.families('cpu', 'tiny')
+    assert not found.passed and found.figures['groot_n17 float32 rows=1'] > 2e-4
+    # On a GPU an eager network is a fault; here all are eager.
+    monkeypatch.setattr(
+        gpu_checks,
+        'load_network',
+        lambda *of, device, precision: load(*of, device='cpu', precision=precision),
+    )
+    found = gpu_checks.families('cuda', 'tiny')
+    assert not found.passed and 'act float32: vision eager' in found.note

@@ -70,7 +70,7 @@ class PerformanceFigures:
 
     Attributes:
         kernels: kernels of the fused modules with attention without a mask and products with
-            epilogues (counted by `test_kernel_counts.py`), by what runs the expert's layers:
+            epilogues (counted by `benchmark/kernels.py`), by what runs the expert's layers:
             `torch` (PyTorch's operators) or `triton` (Triton kernels). Widths do not matter.
     """
 

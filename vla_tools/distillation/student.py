@@ -28,7 +28,7 @@ from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.bundle.success import spec_identity
 from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.traced_shapes import trace_shapes
+from vla_runtime.families.traced_shapes import repeat_prefix, trace_shapes
 from vla_runtime.family.declaration import observation_steps, real_action_dim, stages
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.atomic_write import atomic_write
@@ -329,16 +329,14 @@ class Distillation:
         each = [self._encode_one(observation, rng) for observation in observations]
         draws = self.settings.draws
         past = {
-            name: torch.cat([one.past[name] for one in each], dim=axis).repeat_interleave(
-                draws, dim=axis
-            )
+            name: torch.cat([one.past[name] for one in each], dim=axis)
             for name, axis in self._axes.items()
         }
         rows = {
             name: torch.cat([one.rows[name] for one in each]).repeat_interleave(draws, dim=0)
             for name in each[0].rows
         }
-        return _Encoded(past, rows)
+        return _Encoded(repeat_prefix(self.teacher, past, draws), rows)
 
     def _encode_one(self, stored: StoredObservation, rng: np.random.Generator) -> _Encoded:
         codec, dims = self._codec, self._spec.dims

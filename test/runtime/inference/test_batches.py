@@ -164,6 +164,20 @@ def test_where_products_do_not_keep_their_bits_requests_run_one_after_the_other(
             assert report.together == 1
 
 
+def test_chunks_that_are_no_numbers_say_nothing_of_the_bits(bundles, monkeypatch):
+    policy = Policy.load(bundles('pi05'), 'torch')
+    requests = [Request(seen_by(n, 0), s) for n, s in enumerate(robots(policy, 2))]
+    with monkeypatch.context() as broken:
+        advance = policy._engine._fused.advance
+        broken.setattr(
+            policy._engine._fused, 'advance', lambda *inputs: advance(*inputs) * float('nan')
+        )
+        for future in policy.submit_batch(requests):
+            with pytest.raises(ValueError):
+                future.result()
+    assert [report.together for _, report in policy.infer_batch(requests)] == [2, 2]
+
+
 def test_an_engine_that_fails_fails_the_requests_of_its_group_alone(bundles, monkeypatch):
     policy = Policy.load(bundles('pi05'), 'torch')
     one, two, three = robots(policy, 3)

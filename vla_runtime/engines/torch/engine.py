@@ -317,7 +317,9 @@ class TorchEngine:
             alone = [self._run_alone(*one) for one in zip(places, inputs, strict=True)]
         if exact is None:
             # The first time of so many: whether products of their rows keep each row's bits.
-            self._exact[key] = exact = all(map(np.array_equal, found, alone))
+            # A chunk that is no number says nothing against them.
+            same = partial(np.array_equal, equal_nan=True)
+            self._exact[key] = exact = all(map(same, found, alone))
         return (found, len(places)) if exact else (alone, 1)
 
     def _run_alone(self, place: PrefixSlot, inputs: StepInputs) -> np.ndarray:
