@@ -10,7 +10,8 @@ published policy with three cameras, on the GPU machine itself, and times it in 
 KIT/onnx/weights.data before carrying it: the weights are drawn again there; those in int8 have to
 travel). `run` needs tensorrt, cuda-bindings and numpy (on a terminal tqdm) and no install: it
 builds the engines, compares each with ONNX Runtime's outputs, captures the graphs, compares whole
-chunks of one and two prompt rows, and times them with and without graphs.
+chunks of one and two prompt rows, and times them with and without graphs. A chunk of a second robot
+has to be that of the first, bit for bit.
 
 Exit code: 0, 1 where a check failed, 2 where it cannot run.
 """
@@ -39,18 +40,18 @@ from vla_runtime.bundle.onnx_files import (  # noqa: E402
     TEXT_INPUT,
     WEIGHTS_DATA,
 )
+from vla_runtime.declarations.pi import PI05, PiDims  # noqa: E402
 from vla_runtime.engines.cuda_driver import CudaError  # noqa: E402
 from vla_runtime.engines.cuda_runtime import CudaRuntime  # noqa: E402
 from vla_runtime.engines.preflight import check_backend  # noqa: E402
-from vla_runtime.engines.protocol import StepInputs  # noqa: E402
+from vla_runtime.engines.protocol import SLOTS, StepInputs  # noqa: E402
 from vla_runtime.engines.tensorrt.adapter import Network, TensorRT, TensorRTError, import_tensorrt  # noqa: E402
 from vla_runtime.engines.tensorrt.buffers import DeviceArray  # noqa: E402
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine  # noqa: E402
 from vla_runtime.engines.tensorrt.loading import load_networks  # noqa: E402
 from vla_runtime.engines.tensorrt.store import ENGINES, Metadata, network_name  # noqa: E402
 from vla_runtime.engines.token_embedding import TokenEmbedding  # noqa: E402
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims  # noqa: E402
-from vla_runtime.families.pi.declaration import PI05, PiDims  # noqa: E402
+from vla_runtime.family.dimensions import DecoderDims, VisionDims  # noqa: E402
 from vla_runtime.family.listing import find_family  # noqa: E402
 from vla_runtime.files.atomic_write import file_sha256  # noqa: E402
 from vla_runtime.files.safetensors_reader import float32_to_bfloat16  # noqa: E402
@@ -199,9 +200,9 @@ def _prepare_on_gpu(
     from safetensors.torch import save_file
 
     from vla_convert.export.onnx.export import write_onnx
-    from vla_runtime.families.flow_step import Prefix
     from vla_runtime.family.listing import read_time_table
     from vla_runtime.inference.denoise import flow_times
+    from vla_runtime.models.base.flow_step import Prefix
 
     if precision == 'int8':
         raise ValueError('a kit of the full size is float32, float16 or bfloat16')
@@ -581,11 +582,14 @@ def measure(kit: Kit, adapter: TensorRT, runtime: CudaRuntime, repeats: int) -> 
         )
         engine.prepare(STEPS)
         status[mode] = dict(engine.cuda_graph)
+        session, session_bytes = engine.open_session(), engine.session_bytes
         for rows in ROWS:
             chunk = run_chunk(engine, kit, rows)
             error = _error(chunk, kit.reference[f'chunk_r{rows}'])
             checks[f'chunk of {rows} row(s), {mode}'] = _check(error, bound)
-            latency[f'{mode}, {rows} row(s)'] = time_phases(engine, kit, rows, repeats)
+            error = _error(run_chunk(engine, kit, rows, session), chunk)
+            checks[f'second robot, {rows} row(s), {mode}'] = _check(error, 0.0)
+            latency[f'{mode}, {rows} row(s)'] = time_phases(engine, kit, rows, session, repeats)
         engine.close()
     captured = {'passed': set(status['graphs'].values()) == {'captured'}, 'error': 0.0, 'bound': 0}
     return {
@@ -595,6 +599,7 @@ def measure(kit: Kit, adapter: TensorRT, runtime: CudaRuntime, repeats: int) -> 
         'checks': {**checks, 'all graphs captured': captured},
         'cuda_graph': status,
         'latency_ms': latency,
+        'session_bytes': session_bytes,
         'pytorch': kit.pytorch,
     }
 
@@ -678,26 +683,29 @@ class PreparedText(TokenEmbedding):
         return self._reference[f'{TEXT_INPUT}_r{len(tokens)}']
 
 
-def encode(engine: TensorRTEngine, kit: Kit, rows: int) -> None:
+def encode(engine: TensorRTEngine, kit: Kit, rows: int, session: int = 0) -> None:
     reference = kit.reference
     prompt = {name: reference[f'{name}_r{rows}'] for name in ('tokens', 'token_mask')}
-    engine.encode_prefix(reference['image_mask'], prompt)
+    engine.encode_prefix(reference['image_mask'], prompt, session * SLOTS)
 
 
-def run_chunk(engine: TensorRTEngine, kit: Kit, rows: int) -> np.ndarray:
+def run_chunk(engine: TensorRTEngine, kit: Kit, rows: int, session: int = 0) -> np.ndarray:
     for camera, pixels in enumerate(kit.reference['pixels']):
-        engine.encode_image(camera, pixels)
-    encode(engine, kit, rows)
-    engine.use_prefix(rows)
+        engine.encode_image(session * kit.dims.cameras + camera, pixels)
+    encode(engine, kit, rows, session)
+    engine.use_prefix(rows, session * SLOTS)
     engine.load_step_inputs(kit.step_inputs(rows))
     engine.run_steps()
     return engine.read_x()
 
 
 def time_phases(
-    engine: TensorRTEngine, kit: Kit, rows: int, repeats: int
+    engine: TensorRTEngine, kit: Kit, rows: int, session: int, repeats: int
 ) -> dict[str, dict[str, float]]:
-    """Milliseconds from the call to the end of the work on the device."""
+    """Milliseconds from the call to the end of the work on the device.
+
+    `session` is that of a second robot, whose prefix is copied before its steps.
+    """
     from parts.measurement import percentiles
 
     phases: dict[str, Callable[[], object]] = {
@@ -705,10 +713,11 @@ def time_phases(
         'prefix': lambda: encode(engine, kit, rows),
         f'{STEPS} steps': engine.run_steps,
         'whole chunk': lambda: run_chunk(engine, kit, rows),
+        f'{STEPS} steps, second robot': engine.run_steps,
     }
-    engine.use_prefix(rows)
     times: dict[str, dict[str, float]] = {}
     for name, work in phases.items():
+        engine.use_prefix(rows, session * SLOTS if 'second' in name else 0)
         samples = []
         for _ in range(repeats + 3):
             engine.synchronize()
@@ -726,6 +735,7 @@ def show(figures: Mapping[str, Any]) -> None:
     for name, check in figures['checks'].items():
         verdict = 'ok    ' if check['passed'] else 'FAILED'
         print(f'  {verdict} {name}: error {check["error"]:.2e}, at most {check["bound"]:.0e}')
+    print(f'\n  a session takes {figures["session_bytes"] / 1e6:.1f} MB of the device')
     print(f'\n  {"median ms":24}' + ''.join(f'{mode:>18}' for mode in figures['latency_ms']))
     for phase in next(iter(figures['latency_ms'].values())):
         values = [mode[phase]['median'] for mode in figures['latency_ms'].values()]

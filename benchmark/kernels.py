@@ -1,10 +1,10 @@
-"""Kernels of an inference in PyTorch: what a GPU would launch, for plain and for fused modules.
+"""Kernels of an inference in PyTorch: what a GPU would launch, layer by layer and joined.
 
-The fused modules are those that run on CUDA, in shapes that depend on no numbers; the plain ones
-are what they stand in for. Packed are the fused ones where the kernel is usable that takes lengths
-instead of a mask (`fused_lengths`), products take GELU or the residual stream along (`epilogues`),
-and a norm is one kernel: those run on a GPU of today in bfloat16. In Triton are the packed ones
-with the expert's layers in Triton kernels, which are counted instead of launched.
+Joined layers are those that run on CUDA, in shapes that depend on no numbers; plain are the same
+layers one by one. Packed are the joined ones where the kernel is usable that takes lengths instead
+of a mask (`key_lengths`), products take GELU or the residual stream along (`epilogues`), and a norm
+is one kernel: those run on a GPU of today in bfloat16. In Triton are the packed ones with the
+expert's layers in Triton kernels, which are counted instead of launched.
 
 Counted are the operations that PyTorch dispatches and that are no views, casts among them, in
 bfloat16 policies with the depths of the published pi0.5 and SmolVLA and narrow layers: the number
@@ -48,15 +48,14 @@ from triton_package import Launches, make_importable  # isort: skip
 
 from vla_runtime.engines.torch import engine
 from vla_runtime.engines.torch.engine import LENGTHS
-from vla_runtime.families.blocks import epilogues, fused, fused_product
-from vla_runtime.families.blocks.fused_expert import FusedExpert
-from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.operation_counts import count_operations
-from vla_runtime.families.pi.networks import FusedPi, PiNetwork
-from vla_runtime.families.smolvla.networks import FusedSmolVla, SmolVla
 from vla_runtime.family.declaration import with_cameras
 from vla_runtime.family.listing import performance_figures, preset
 from vla_runtime.family.performance_figures import Kernels
+from vla_runtime.models.base.expert_network import ExpertNetwork
+from vla_runtime.models.base.flow_network import empty_network
+from vla_runtime.models.blocks import epilogues, layers, products
+from vla_runtime.models.blocks.expert import JoinedExpert
+from vla_runtime.models.shapes.operation_counts import count_operations
 from vla_runtime.policy import Policy
 from vla_tools.performance.bench import look
 from vla_tools.performance.devices import DEVICES
@@ -70,10 +69,7 @@ from vla_tools.performance.roofline import (
 
 STEPS = 10
 KINDS = ('miss', 'hit')
-NETWORKS: dict[str, tuple[type[FlowNetwork], type[FlowNetwork]]] = {
-    'pi05': (PiNetwork, FusedPi),
-    'smolvla': (SmolVla, FusedSmolVla),
-}
+FAMILIES = ('pi05', 'smolvla')
 # A graph would replay what it captured; what is counted runs eagerly.
 AS_ON_CUDA: dict[str, Any] = {'precision': 'bfloat16', 'threads': 1, 'use_cuda_graphs': False}
 PREDICTED_ON = ('h200', 'agx-orin', 'orin-nx', 'orin-nano', 'thor')
@@ -208,50 +204,50 @@ def write_deep(name: str, folder: Path) -> Path:
     return write_tiny_policy(folder, replace(narrow, dims=deep, denoise_steps=STEPS))
 
 
-def packed_kernels(name: str, bundle: Path, expert_type: type = FusedExpert) -> Kernels:
-    """Kernels of the fused modules with attention by lengths and epilogues."""
-    network = NETWORKS[name][1]
-    packed = partialmethod(network.__init__, kernel=attend)
+def packed_kernels(bundle: Path, expert_type: type = JoinedExpert) -> Kernels:
+    """Kernels of joined layers with attention by lengths and epilogues."""
     with (
         mock.patch.object(engine, 'captures_graphs', lambda device: True),
-        mock.patch.object(network, '__init__', packed),
-        mock.patch.object(fused_product, 'usable', lambda wanted, *of: EPILOGUES[wanted]),
-        mock.patch.object(fused, 'norms_at_once', lambda x: True),
-        mock.patch.object(fused, 'normalise_rms', rms_norm),
-        mock.patch.object(network, 'expert_type', expert_type),
+        mock.patch.object(ExpertNetwork, 'lengths_kernel', staticmethod(attend)),
+        mock.patch.object(products, 'usable', lambda wanted, *of: EPILOGUES[wanted]),
+        mock.patch.object(layers, 'norms_at_once', lambda x: True),
+        mock.patch.object(layers, 'normalise_rms', rms_norm),
+        mock.patch.object(ExpertNetwork, 'expert_type', expert_type),
     ):
         return phases_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
 
 
-def triton_kernels(name: str, bundle: Path) -> Kernels:
+def triton_kernels(bundle: Path) -> Kernels:
     """As `packed_kernels`, the expert's layers in Triton kernels."""
-    from vla_runtime.families.blocks import triton_expert, triton_step
+    from vla_runtime.models.triton import expert as triton_expert
+    from vla_runtime.models.triton import step as triton_step
 
     with ExitStack() as patches:
         for module in (triton_expert, triton_step):
             counted = Launches(module.kernels, launch)
             patches.enter_context(mock.patch.object(module, 'kernels', counted))
-        return packed_kernels(name, bundle, triton_expert.TritonExpert)
+        return packed_kernels(bundle, triton_expert.TritonExpert)
 
 
-def kernels_of_modules(name: str) -> tuple[int, dict[str, Kernels]]:
-    """Views of a policy, and its kernels with plain, fused and packed modules, and in Triton."""
+def kernels_of_layers(name: str) -> tuple[int, dict[str, Kernels]]:
+    """Views of a policy, and its kernels with plain, joined and packed layers, and in Triton."""
     with tempfile.TemporaryDirectory() as work:
         bundle = write_deep(name, Path(work) / 'deep')
-        with mock.patch.object(NETWORKS[name][0], 'fused', FlowNetwork.fused):
+        network = type(empty_network(*cast(Any, preset(name))))
+        with mock.patch.object(network, 'join', lambda network, static_shapes: None):
             policy = Policy.load(bundle, 'torch', **AS_ON_CUDA)
             found = {'plain': phases_of(policy)}
         with mock.patch.object(engine, 'captures_graphs', lambda device: True):
-            found['fused'] = phases_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
-        found['packed'] = packed_kernels(name, bundle)
-        found['triton'] = triton_kernels(name, bundle)
+            found['joined'] = phases_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
+        found['packed'] = packed_kernels(bundle)
+        found['triton'] = triton_kernels(bundle)
     return policy.spec.dims.cameras, found
 
 
 def prediction(
     device: str, views: int, kernels: Mapping[str, Kernels]
 ) -> dict[str, dict[str, float]]:
-    """Roofline of pi0.5's published size in bfloat16, and the prediction for each kind of modules.
+    """Roofline of pi0.5's published size in bfloat16, and the prediction for each kind of layers.
 
     Milliseconds of each phase: floor, each kind, and a packed miss with each shorter prompt.
     """
@@ -281,7 +277,7 @@ def main() -> None:
     parser.add_argument('--json', type=Path, help='write here instead of to benchmark/results/')
     arguments = parser.parse_args()
     make_importable()
-    of_family = {family: kernels_of_modules(family) for family in NETWORKS}
+    of_family = {family: kernels_of_layers(family) for family in FAMILIES}
     for family, (_, kernels) in of_family.items():
         found = {'torch': kernels['packed'], 'triton': kernels['triton']}
         if found != performance_figures(family).kernels:

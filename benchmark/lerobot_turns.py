@@ -1,13 +1,15 @@
-"""Our policies by turns with LeRobot on the same folder: ACT, SmolVLA, pi0.5, Diffusion Policy.
+"""Our policies by turns with LeRobot on one folder of ACT, SmolVLA, pi0.5 or four more families.
 
 LeRobot writes a folder of random weights, at the published sizes (Diffusion Policy: PushT's, with
-10 steps of DDIM), pi0.5 at a small size; `vla_runtime export` turns it into a bundle. In
-every round LeRobot and each of our backends infer once from the same observation (new images, so
-that no cache helps) and the same noise, on as many threads, one after the other: what slows the
-machine slows all of them. Then ours infer from the same images once more, which is a hit of the
-prefix cache; LeRobot has none. Each infers from the cameras' bytes to the chunk in robot units. The
-chunks are compared in the same run, relative to the largest number of LeRobot's if that is above 1.
-pi0.5 runs in LeRobot's bfloat16 too, and ours in int8, calibrated on observations of other rounds.
+10 steps of DDIM), pi0.5, X-VLA, MolmoAct2 (continuous) and VLA-JEPA at a small size; `vla_runtime
+export` turns it into a bundle. In every round LeRobot and each of our backends infer once from the
+same observation (new images, so that no cache helps) and the same noise, on as many threads, one
+after the other: what slows the machine slows all of them. Then ours infer from the same images once
+more, which is a hit of the prefix cache; LeRobot has none. Each infers from the cameras' bytes to
+the chunk in robot units. The chunks are compared in the same run, relative to the largest number of
+LeRobot's if that is above 1.
+pi0.5, MolmoAct2 and VLA-JEPA run in LeRobot's bfloat16 too, which is how LeRobot runs the last two
+unless told otherwise, and our pi0.5 in int8, calibrated on observations of other rounds.
 
 `--device cuda` measures on a GPU, which holds all sides at once (pi0.5: about 60 GiB). pi0.5 then
 has its published size, and LeRobot also runs compiled by its own `compile_model`, in PyTorch's
@@ -22,6 +24,9 @@ LeRobot lives in a Python of its own, and imports nothing of this package:
     python benchmark/lerobot_turns.py smolvla --lerobot-python LEROBOT_ENV/bin/python --rounds 20
     python benchmark/lerobot_turns.py pi05 --lerobot-python LEROBOT_ENV/bin/python
     python benchmark/lerobot_turns.py diffusion --lerobot-python LEROBOT_ENV/bin/python
+    python benchmark/lerobot_turns.py xvla --lerobot-python LEROBOT_ENV/bin/python
+    python benchmark/lerobot_turns.py molmoact2 --lerobot-python LEROBOT_ENV/bin/python
+    python benchmark/lerobot_turns.py vla_jepa --lerobot-python LEROBOT_ENV/bin/python
     python benchmark/lerobot_turns.py pi05 --device cuda --lerobot-python LEROBOT_ENV/bin/python
 
 Beside the time of the wall the processor time is given: other work on the machine stretches the
@@ -48,7 +53,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from parts.gpu_run import device_facts, device_fault
-from parts.lerobot_worker import CAMERAS, HISTORY, JOINTS, SIZES, TASK, Options
+from parts.lerobot_worker import BASES, CAMERAS, HISTORY, JOINTS, OWN_NOISE, SIZES, TASK, Options
 from parts.measurement import Target, median_interval, write_result
 
 from vla_convert.checkpoints.options import ExportOptions
@@ -91,28 +96,25 @@ OURS = {
 }
 # Precision and compile mode of LeRobot's; the first is what all others are compared with.
 _EAGER = {'lerobot': ('float32', '')}
+_AND_BFLOAT16 = {**_EAGER, 'lerobot bfloat16': ('bfloat16', '')}
+_AND_TF32 = {**_EAGER, 'lerobot tf32': ('tf32', '')}
 THEIRS = {
     'cpu': {
-        'act': _EAGER,
-        'smolvla': _EAGER,
-        'pi05': {**_EAGER, 'lerobot bfloat16': ('bfloat16', '')},
-        'diffusion': _EAGER,
+        **dict.fromkeys(('act', 'smolvla', 'diffusion', 'xvla'), _EAGER),
+        **dict.fromkeys(('pi05', 'molmoact2', 'vla_jepa'), _AND_BFLOAT16),
     },
     'cuda': {
-        'act': {**_EAGER, 'lerobot tf32': ('tf32', '')},
+        **dict.fromkeys(('act', 'diffusion', 'xvla', 'molmoact2', 'vla_jepa'), _AND_TF32),
         'smolvla': {
-            **_EAGER,
-            'lerobot tf32': ('tf32', ''),
+            **_AND_TF32,
             'lerobot tf32 default': ('tf32', 'default'),
             'lerobot tf32 max-autotune': ('tf32', 'max-autotune'),
         },
         'pi05': {
-            **_EAGER,
-            'lerobot bfloat16': ('bfloat16', ''),
+            **_AND_BFLOAT16,
             'lerobot bfloat16 default': ('bfloat16', 'default'),
             'lerobot bfloat16 max-autotune': ('bfloat16', 'max-autotune'),
         },
-        'diffusion': {**_EAGER, 'lerobot tf32': ('tf32', '')},
     },
 }
 
@@ -139,7 +141,7 @@ class LeRobot:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=_environment(),
+            env=lerobot_environment(),
         )
         self.facts = self._answer()
         self.graphs: list[int] = []
@@ -178,7 +180,7 @@ def lerobot_fault(python: Path, device: str) -> str:
     options = Options(family='', size='', folder='', tokenizer='', device=device)
     command = _command(python, 'check', options)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+        done = subprocess.run(command, capture_output=True, text=True, env=lerobot_environment())
     except OSError as error:
         return f'--lerobot-python {python}: {error.strerror}'
     fault = done.stdout.strip() if done.returncode == 0 else done.stderr.strip().split('\n')[-1]
@@ -192,14 +194,14 @@ def make_folder(python: Path, options: Options) -> None:
     # Only pi0.5 has so many numbers that a GPU should draw them.
     drawn_on = options.device if options.family == 'pi05' else 'cpu'
     command = _command(python, 'make', replace(options, device=drawn_on))
-    subprocess.run(command, check=True, env=_environment())
+    subprocess.run(command, check=True, env=lerobot_environment())
 
 
 def _command(python: Path, verb: str, options: Options) -> list[str | Path]:
     return [python, _WORKER, verb, json.dumps(asdict(options))]
 
 
-def _environment() -> dict[str, str]:
+def lerobot_environment() -> dict[str, str]:
     """This process's environment without the variables of its own Python."""
     hidden = ('PYTHONPATH', 'PYTHONHOME', 'LD_LIBRARY_PATH', '_ROS_WHEELS_BOOTSTRAP_COMPLETE')
     return {name: value for name, value in os.environ.items() if name not in hidden}
@@ -274,7 +276,10 @@ def export(options: Options, bundle: Path, precision: Precision | None) -> Path:
         units=('rad',),
         rate_hz=30.0,
         deltas=(),
-        tokenizer=Path(options.tokenizer) if options.tokenizer else None,
+        # A folder of the others names the one with its tokenizer.
+        tokenizer=Path(options.tokenizer)
+        if options.tokenizer and options.family not in BASES
+        else None,
         **_HEADS.get(options.size, {}),
     )
 
@@ -362,6 +367,11 @@ _BFLOAT16 = 'lerobot bfloat16'
 # Not `auto`, which may choose float32.
 _REDUCED = ('torch bfloat16', 'onnxruntime int8')
 _ON_CUDA = ('torch bfloat16', 'torch bfloat16 triton')
+# Those that default to a small size and to float32.
+_FLOAT32_HALF = (
+    Goal('float32', 1 / 2, _FLOAT32, ('lerobot',)),
+    Goal('float32 hit', 1 / 5, tuple(f'{name} hit' for name in _FLOAT32), ('lerobot',)),
+)
 GOALS: dict[str, dict[str, tuple[Goal, ...]]] = {
     'cpu': {
         'act': _SMALL,
@@ -372,11 +382,10 @@ GOALS: dict[str, dict[str, tuple[Goal, ...]]] = {
             Goal('16 or 8 bits, of lerobot bfloat16', 1 / 2.2, _REDUCED, (_BFLOAT16,)),
         ),
         'diffusion': (Goal('float32', 0.7, _FLOAT32, ('lerobot',)),),
+        **dict.fromkeys(('xvla', 'molmoact2', 'vla_jepa'), _FLOAT32_HALF),
     },
     'cuda': {
-        'act': (),
-        'smolvla': (),
-        'diffusion': (),
+        **dict.fromkeys(CAMERAS, ()),
         'pi05': (
             Goal('bfloat16, of LeRobot eager', 1 / 6, _ON_CUDA, (_BFLOAT16,)),
             Goal(
@@ -498,6 +507,9 @@ TOKENIZERS = {
     'smolvla': str(_CASES / 'smolvla_folder' / 'tokenizer.json'),
     'pi05': str(_CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'),
     'diffusion': '',
+    'xvla': str(_CASES / 'xvla_folder' / 'tokenizer.json'),
+    'molmoact2': str(_CASES / 'molmoact2_folder_base' / 'tokenizer.json'),
+    'vla_jepa': str(_CASES / 'vla_jepa_folder_base' / 'tokenizer.json'),
 }
 PACKAGES = ('torch', 'onnxruntime', 'numpy', 'opencv-python-headless')
 # Rounds that are not counted: PyTorch's compiler compiles twice, and its graphs are recorded later.
@@ -583,7 +595,7 @@ def default_ours(family: str, sides: str) -> list[str]:
     # Random weights in 8 bits say nothing of a large policy; at middle size they show the time.
     # In float32 the published size takes the memory of two other sides.
     large = sides == 'cuda'
-    if family == 'diffusion' and not large:
+    if family in ('diffusion', *OWN_NOISE) and not large:
         return list(_FLOAT32)
     if family == 'pi05':
         return [name for name in OURS[sides] if not (large and 'float32' in name)]
@@ -630,7 +642,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def folder_options(arguments: argparse.Namespace, work: Path) -> Options:
     """Return what LeRobot's folder is, and where."""
     family = arguments.family
-    size = 'published'
+    size = 'small' if family in OWN_NOISE else 'published'
     if family == 'pi05' and arguments.device == 'cpu':
         size = 'mid' if arguments.sides == 'cpu' else 'tiny'
     # On a CPU it has always had the bare name.

@@ -19,7 +19,8 @@ RUN apt-get update \
         > /etc/apt/sources.list.d/ros2.list \
     && apt-get update \
     && apt-get install -y --no-install-recommends ros-humble-ros-base ros-humble-cv-bridge \
-        ros-humble-trajectory-msgs ros-humble-diagnostic-msgs python3-colcon-common-extensions \
+        ros-humble-trajectory-msgs ros-humble-diagnostic-msgs \
+        ros-humble-rosidl-default-generators python3-colcon-common-extensions \
         python3-numpy python3-yaml \
     && rm -rf /var/lib/apt/lists/*
 
@@ -36,7 +37,8 @@ RUN python3 -m pip install --no-cache-dir \
     && python3 -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("tensorrt") and "the image has no Python package tensorrt: apt-get install python3-libnvinfer")'
 
 RUN source /opt/ros/humble/setup.bash \
-    && colcon build --packages-select vla_runtime
+    && colcon build --base-paths src src/vla_runtime/interfaces \
+        --packages-select vla_interfaces vla_runtime
 
 ENV RMW_IMPLEMENTATION=rmw_fastrtps_cpp
 CMD ["/bin/bash", "-c", "source /workspace/install/setup.bash && vla_runtime selftest --device tensorrt"]

@@ -19,7 +19,8 @@ RUN apt-get update \
         > /etc/apt/sources.list.d/ros2.list \
     && apt-get update \
     && apt-get install -y --no-install-recommends ros-jazzy-ros-base ros-jazzy-cv-bridge \
-        ros-jazzy-trajectory-msgs ros-jazzy-diagnostic-msgs python3-colcon-common-extensions \
+        ros-jazzy-trajectory-msgs ros-jazzy-diagnostic-msgs \
+        ros-jazzy-rosidl-default-generators python3-colcon-common-extensions \
         python3-numpy python3-yaml \
     && rm -rf /var/lib/apt/lists/*
 
@@ -43,7 +44,8 @@ RUN for package in numpy opencv-python opencv-python-headless opencv; do \
     && python3 -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("tensorrt") and "the image has no Python package tensorrt: give another BASE")'
 
 RUN source /opt/ros/jazzy/setup.bash \
-    && colcon build --packages-select vla_runtime
+    && colcon build --base-paths src src/vla_runtime/interfaces \
+        --packages-select vla_interfaces vla_runtime
 
 ENV RMW_IMPLEMENTATION=rmw_fastrtps_cpp
 CMD ["/bin/bash", "-c", "source /workspace/install/setup.bash && vla_runtime selftest --device tensorrt"]

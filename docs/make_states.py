@@ -19,10 +19,12 @@ PLACES = {
     State.WAITING: (560, 60),
     State.TRACKING: (840, 60),
     State.APPROACHING: (840, 190),
-    State.JOINING: (680, 190),
+    State.JOINING: (700, 190),
     State.HOLDING: (560, 320),
     State.BRAKING: (840, 320),
-    State.LATCHED: (700, 420),
+    State.LATCHED: (700, 400),
+    State.PAUSED: (560, 400),
+    State.LEADING: (545, 190),
 }
 WIDTH, HEIGHT, HALF = 960, 480, (62, 18)
 BOX = (460, 20, 480, 440)

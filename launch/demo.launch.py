@@ -28,8 +28,12 @@ from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
 RUNTIME = str(SHARE / 'launch' / 'vla.launch.py')
+DEMO = str(SHARE / 'engines' / 'demo')
 PASSED_ON = {
-    'bundle': str(SHARE / 'engines' / 'demo'),
+    'bundle': '',
+    'server': '',
+    'server_key_file': '',
+    'server_ca_file': '',
     'backend': '',
     'device': '',
     'instruction': '',
@@ -43,26 +47,32 @@ PASSED_ON = {
     'respawn': 'false',
     'record': 'false',
     'record_images': '',
+    'tasks': 'false',
+    'view': 'false',
 }
 
 
 def generate_launch_description() -> LaunchDescription:
     described = {one.name: one.description for one in run_path(RUNTIME)['ARGUMENTS']}
+    described['bundle'] = 'Folder of the policy bundle; empty: the demo policy, or that of server.'
     arguments = [
         DeclareLaunchArgument(name, default_value=value, description=described[name])
         for name, value in PASSED_ON.items()
     ]
-    # First, because it checks the parameter file, and sets the middleware's profile for everything
-    # that is started after it.
-    runtime = IncludeLaunchDescription(
-        PythonLaunchDescriptionSource(RUNTIME),
-        launch_arguments=[
-            ('robot', 'tabletop'),
-            *((name, LaunchConfiguration(name)) for name in PASSED_ON),
-        ],
-    )
-    refusal = OpaqueFunction(function=refuse_robot)
-    return LaunchDescription([*arguments, refusal, runtime, OpaqueFunction(function=tabletop)])
+    # The runtime before the robot, because it checks the parameter file, and sets the middleware's
+    # profile for everything that is started after it.
+    steps = [OpaqueFunction(function=step) for step in (refuse_robot, runtime, tabletop)]
+    return LaunchDescription([*arguments, *steps])
+
+
+def runtime(context: LaunchContext) -> list[Action]:
+    """Policy and executor, with the demo policy where no other is given."""
+    given = {name: LaunchConfiguration(name).perform(context) for name in PASSED_ON}
+    if not given['server']:
+        given['bundle'] = given['bundle'] or DEMO
+    source = PythonLaunchDescriptionSource(RUNTIME)
+    arguments = [('robot', 'tabletop'), *given.items()]
+    return [IncludeLaunchDescription(source, launch_arguments=arguments)]
 
 
 def refuse_robot(context: LaunchContext) -> list[Action]:

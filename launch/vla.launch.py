@@ -1,6 +1,7 @@
 """A policy drives a robot: the policy node and the executor node, configured and activated.
 
 ros2 launch vla_runtime vla.launch.py bundle:=/path/to/bundle robot:=so101
+ros2 launch vla_runtime vla.launch.py backend:=remote server:=ws://box:8000 robot:=so101
 """
 
 import os
@@ -13,6 +14,7 @@ from launch import LaunchContext, LaunchDescription
 from launch.action import Action
 from launch.actions import (
     DeclareLaunchArgument,
+    ExecuteProcess,
     OpaqueFunction,
     RegisterEventHandler,
     SetEnvironmentVariable,
@@ -39,7 +41,22 @@ RESPAWN_DELAY_S = 1.0
 NOT_ARGUMENTS = {'ros_namespace', 'ros_params', 'ros_remaps', 'global_params', 'global_remaps'}
 
 ARGUMENTS = (
-    DeclareLaunchArgument('bundle', description='Folder of the policy bundle.'),
+    DeclareLaunchArgument(
+        'bundle', default_value='', description='Folder of the policy bundle; or give server.'
+    ),
+    DeclareLaunchArgument(
+        'server',
+        default_value='',
+        description='Policy server, ws://HOST:PORT or wss://HOST:PORT, with backend:=remote.',
+    ),
+    DeclareLaunchArgument(
+        'server_key_file', default_value='', description="File with the server's key."
+    ),
+    DeclareLaunchArgument(
+        'server_ca_file',
+        default_value='',
+        description='Certificates that a wss:// server is checked with; empty: as configured.',
+    ),
     DeclareLaunchArgument(
         'robot', description='Robot file, or the name of one of config/robots without .yaml.'
     ),
@@ -110,6 +127,16 @@ ARGUMENTS = (
         description='Frames that are recorded: used, all or reduced; empty: as configured, or '
         'used. Needs record.',
     ),
+    DeclareLaunchArgument(
+        'tasks',
+        default_value='false',
+        description='Also take tasks, by the action RunPolicy of vla_interfaces: true or false.',
+    ),
+    DeclareLaunchArgument(
+        'view',
+        default_value='false',
+        description='Show the robot on a page, http://127.0.0.1:8085: true, false, or a port.',
+    ),
 )
 
 
@@ -137,13 +164,25 @@ def start(context: LaunchContext) -> list[Action]:
             get_logger('launch').warning(
                 f"{own[0]}: section '{section}' matches none of vla_runtime's nodes and is let be"
             )
+    if bool(said['bundle']) == bool(said['server']):
+        raise ValueError(
+            'launch arguments bundle and server: give one of them, bundle:=FOLDER, or '
+            'backend:=remote server:=ws://HOST:PORT'
+        )
     common: dict[str, object] = {
-        'bundle': _text(Path(said['bundle']).expanduser().resolve()),
         'robot': _text(find_robot(said['robot'], SHARE / 'config' / 'robots').resolve()),
     }
     if said['use_sim_time']:
         common['use_sim_time'] = _truth(said, 'use_sim_time')
-    recorder = dict(common)
+    recorder, clock = dict(common), dict(common)
+    del clock['robot']
+    if said['bundle']:
+        common['bundle'] = _text(Path(said['bundle']).expanduser().resolve())
+    else:
+        common['server'] = _text(said['server'])
+    for name in ('server_key_file', 'server_ca_file'):
+        if said[name]:
+            common[name] = _text(Path(said[name]).expanduser().resolve())
     if said['autostart']:
         common['autostart'] = _truth(said, 'autostart')
     policy_only: dict[str, object] = {
@@ -172,6 +211,8 @@ def start(context: LaunchContext) -> list[Action]:
         *_recorder(said, own, recorder),
         *_node(said, 'policy', policy, {FILE_VARIABLE: str(kept)}, **respawn),
         *_node(said, 'executor', executor),
+        *(_node(said, 'task', [*own, clock]) if _truth(said, 'tasks') else []),
+        *_view(said, namespace),
     ]
 
 
@@ -220,12 +261,34 @@ def _recorder(said: dict[str, str], own: list[str], given: dict[str, object]) ->
         if images:
             raise ValueError(f'launch argument record_images:={images}: give record:=true too')
         return []
-    given = {name: value for name, value in given.items() if name != 'bundle'}
+    given = dict(given)
     if folder:
         given['folder'] = _text(Path(folder).expanduser().resolve())
     if images:
         given['record_images'] = _text(images)
     return _node(said, 'recorder', [*own, given])
+
+
+def _view(said: dict[str, str], namespace: str) -> list[Action]:
+    """The page's process, when it is asked for. Whatever becomes of it, the others go on."""
+    words = {'true': '', '1': '', 'false': None, '0': None, '': None}
+    port = words.get(said['view'].lower(), said['view'])
+    if port is None:
+        return []
+    if port and not port.isdecimal():
+        raise ValueError(f'launch argument view:={port}: expected true, false or a port')
+    robot = find_robot(said['robot'], SHARE / 'config' / 'robots').resolve()
+    chosen = ['--namespace', namespace or '/', '--robot', str(robot)]
+    if port:
+        chosen += ['--port', port]
+    return [
+        ExecuteProcess(
+            cmd=[sys.executable, '-m', 'vla_runtime', 'view', *chosen],
+            name='vla_view',
+            output='screen',
+            additional_env={LAUNCH_VARIABLE: str(os.getpid())},
+        )
+    ]
 
 
 def _text(value: object) -> ParameterValue:

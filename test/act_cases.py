@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_convert.readers.act import NAMES
-from vla_runtime.families.act.declaration import ActDims, StackDims
-from vla_runtime.families.act.networks import Act
-from vla_runtime.families.blocks.dimensions import ResNetDims
-from vla_runtime.families.flow_network import build_network
+from vla_runtime.declarations.act import ActDims, StackDims
+from vla_runtime.family.dimensions import ResNetDims
+from vla_runtime.models.act import Act
+from vla_runtime.models.base.flow_network import build_network
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_convert.readers.bitvla import NAMES, is_ternary
-from vla_runtime.families.bitvla.declaration import BitVlaDims
-from vla_runtime.families.bitvla.networks import BitVla
-from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.blocks.ternary_weights import pack, scale_of, ternary_of
-from vla_runtime.families.flow_network import build_network
+from vla_runtime.declarations.bitvla import BitVlaDims
+from vla_runtime.family.dimensions import VisionDims
+from vla_runtime.family.ternary_weights import pack, scale_of, ternary_of
+from vla_runtime.models.base.flow_network import build_network
+from vla_runtime.models.bitvla import BitVla
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.families.bitvla.declaration import PROMPT, STOP
+from vla_runtime.declarations.bitvla import PROMPT, STOP
 
 STATE = ('x', 'y', 'z', 'rx', 'ry', 'rz', 'left', 'right')
 ACTIONS = ('dx', 'dy', 'dz', 'drx', 'dry', 'drz', 'grip')

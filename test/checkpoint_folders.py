@@ -16,9 +16,13 @@ import torch
 from reference_cases import find
 from safetensors.torch import load_file, save_file
 
+from vla_convert.checkpoints.draft import Draft
+from vla_convert.checkpoints.missing_facts import MissingFacts
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.checkpoints.reader import find_reader
 from vla_convert.checkpoints.tensor_names import TensorNames
-from vla_runtime.families.flow_network import weight_shapes
 from vla_runtime.family.listing import find_family
+from vla_runtime.models.base.flow_network import weight_shapes
 
 END_TO_END = 'lerobot_*.end_to_end.json'
 LM_HEAD = 'paligemma_with_expert.paligemma.lm_head.weight'
@@ -54,6 +58,13 @@ def lerobot_arguments(case: Path | None = None) -> list[str]:
         *('--state-names', names, '--action-names', names, '--units', 'rad', '--rate-hz', '30'),
         *('--vision-heads', str(description['dims']['vheads'])),
     ]
+
+
+def draft_of(folder: Path, **options: Any) -> Draft:
+    """What a folder of pi0.5 says, whoever wrote it."""
+    draft = Draft(folder, ExportOptions(**options), MissingFacts(folder), family='pi05')
+    find_reader(folder).read(draft)
+    return draft
 
 
 def copy_lerobot_folder(target: Path) -> Path:

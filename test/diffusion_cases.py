@@ -14,9 +14,9 @@ from sampled_cases import SampledCase, scheduler_of_case
 from torch import Tensor
 
 from vla_convert.readers.diffusion import NAMES
-from vla_runtime.families.blocks.dimensions import ResNetDims
-from vla_runtime.families.diffusion.declaration import DiffusionDims, UNetDims
-from vla_runtime.families.diffusion.networks import Diffusion
+from vla_runtime.declarations.diffusion import DiffusionDims, UNetDims
+from vla_runtime.family.dimensions import ResNetDims
+from vla_runtime.models.diffusion import Diffusion
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_convert.readers.evo1 import NAMES
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.evo1.declaration import Evo1Dims, HeadDims
-from vla_runtime.families.evo1.networks import Evo1
-from vla_runtime.families.flow_network import build_network
+from vla_runtime.declarations.evo1 import Evo1Dims, HeadDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
+from vla_runtime.models.base.flow_network import build_network
+from vla_runtime.models.evo1 import Evo1
 
 
 @dataclass(frozen=True)

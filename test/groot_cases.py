@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_convert.readers.groot.checkpoint import NAMES, SLICED
-from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.groot.dimensions import GrootDims, StackDims
-from vla_runtime.families.groot.n16_dimensions import GrootN16Dims, Siglip2Dims
-from vla_runtime.families.groot.n17_dimensions import GrootN17Dims, QwenVisionDims
-from vla_runtime.families.groot.networks import GrootN15, GrootN16, GrootN17
+from vla_runtime.declarations.groot import GrootDims, GrootN16Dims, GrootN17Dims, Siglip2Dims
+from vla_runtime.family.dimensions import DecoderDims
+from vla_runtime.family.dit import StackDims
+from vla_runtime.family.frame_vision import FrameVisionDims
+from vla_runtime.models.base.flow_network import build_network
+from vla_runtime.models.groot.networks import GrootN15, GrootN16, GrootN17
 
 N15, N16, N17 = 'groot_n15', 'groot_n16', 'groot_n17'
 
@@ -94,41 +94,29 @@ class GrootN17Case(GrootCase):
     """An entry of a case of N1.7, whose pixels are stored as patches."""
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of an image's patches, the same for all."""
-        ((rows, columns),) = {
-            (rows, columns) for _, rows, columns in self.tensors['image_grid_thw'].tolist()
-        }
-        return rows, columns
-
-    @property
-    def patches(self) -> Tensor:
-        """Patches of this entry's images, (V, patches, 3 * 2 * p * p)."""
-        rows, columns = self.grid
-        cameras = self.description['cameras']
-        every = self.tensors['pixel_values'].view(-1, rows * columns, self._patch_numbers)
-        return every[self.b * cameras : (self.b + 1) * cameras]
-
-    @property
-    def _patch_numbers(self) -> int:
-        return self.tensors['pixel_values'].shape[1]
-
-    @property
     def pixels(self) -> Tensor:
         """Pixels (V, 3, height, width), put together from the patches."""
-        d, (rows, columns) = self.description, self.grid
-        edge, patch = d['merge'], d['patch']
-        x = self.patches.view(
-            -1, rows // edge, columns // edge, edge, edge, 3, d['temporal_patch'], patch, patch
-        )
-        # One frame stands for both.
-        assert torch.equal(x[..., 0, :, :], x[..., 1, :, :])
-        x = x[..., 0, :, :].permute(0, 5, 1, 3, 6, 2, 4, 7)
-        return x.reshape(-1, 3, rows * patch, columns * patch)
+        cameras, first = self.description['cameras'], self.b * self.description['cameras']
+        return pixels_of_patches(
+            self.tensors['pixel_values'], self.tensors['image_grid_thw'], self.description
+        )[first : first + cameras]
 
     def actions(self) -> Tensor:
         """The chunk of this entry without the others' padding, (H, A)."""
         return self.tensors['actions_rows_alone'][self.b]
+
+
+def pixels_of_patches(patches: Tensor, grids: Tensor, d: Mapping[str, Any]) -> Tensor:
+    """Pixels (n, 3, height, width) of images of one size from their patches, square by square."""
+    ((rows, columns),) = {(rows, columns) for _, rows, columns in grids.tolist()}
+    edge, patch = d['merge'], d['patch']
+    x = patches.reshape(
+        -1, rows // edge, columns // edge, edge, edge, 3, d['temporal_patch'], patch, patch
+    )
+    # One frame stands for both.
+    assert torch.equal(x[..., 0, :, :], x[..., 1, :, :])
+    x = x[..., 0, :, :].permute(0, 5, 1, 3, 6, 2, 4, 7)
+    return x.reshape(-1, 3, rows * patch, columns * patch)
 
 
 def image_places(ids: Sequence[int], image_token: int) -> tuple[int, ...]:
@@ -205,6 +193,20 @@ def n15_dims(
     )
 
 
+def frame_vision_of_case(d: Mapping[str, Any]) -> FrameVisionDims:
+    """Our sizes of Qwen3-VL's tower in a case."""
+    return FrameVisionDims(
+        width=d['v_hidden'],
+        depth=d['v_layers'],
+        num_heads=d['v_heads'],
+        mlp_dim=d['v_mlp'],
+        patch_size=d['patch'],
+        merge=d['merge'],
+        positions=math.isqrt(d['v_positions']),
+        deepstack=tuple(index + 1 for index in d['deepstack']),
+    )
+
+
 def n17_dims(
     d: Mapping[str, Any], tensors: Mapping[str, Tensor], head: Mapping[str, Any]
 ) -> GrootN17Dims:
@@ -212,16 +214,7 @@ def n17_dims(
     assert (d['buckets'], d['temporal_patch']) == (1000, 2)
     _, rows, columns = tensors['image_grid_thw'][0].tolist()
     return GrootN17Dims(
-        vision=QwenVisionDims(
-            width=d['v_hidden'],
-            depth=d['v_layers'],
-            num_heads=d['v_heads'],
-            mlp_dim=d['v_mlp'],
-            patch_size=d['patch'],
-            merge=d['merge'],
-            positions=math.isqrt(d['v_positions']),
-            deepstack=tuple(index + 1 for index in d['deepstack']),
-        ),
+        vision=frame_vision_of_case(d),
         image=(rows * d['patch'], columns * d['patch']),
         rope_sections=tuple(d['mrope_section']),
         text_every=d['attend_text_every_n_blocks'],

@@ -13,15 +13,15 @@ from sampled_cases import SampledCase, Sampling, scheduler_of_case
 from torch import Tensor
 
 from vla_convert.readers.multi_task_dit import NAMES
-from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.flow_network import FlowNetwork, build_network
-from vla_runtime.families.multi_task_dit.declaration import (
+from vla_runtime.declarations.multi_task_dit import (
     MultiTaskDitDims,
     MultiTaskDitFlowDims,
     TextDims,
     TransformerDims,
 )
-from vla_runtime.families.multi_task_dit.networks import MultiTaskDit, MultiTaskDitFlow
+from vla_runtime.family.dimensions import VisionDims
+from vla_runtime.models.base.flow_network import FlowNetwork, build_network
+from vla_runtime.models.multi_task_dit import MultiTaskDit, MultiTaskDitFlow
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class MultiTaskDitCase(SampledCase):
         """Prompt and states of batch entry b, one row."""
         return {name: self.tensors[name][b : b + 1] for name in ('tokens', 'token_mask', 'state')}
 
-    def network_of(self, sampling: Sampling) -> FlowNetwork:
+    def network_of(self, sampling: Sampling, b: int = 0) -> FlowNetwork:
         """Our network of a chunk: the same weights read as those of a flow, where it has one."""
         if sampling.scheduler is not None:
             return self.network

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from vla_convert.checkpoints.tensor_names import TensorNames
 from vla_convert.readers.pi import NAMES
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.flow_network import FlowNetwork, build_network
-from vla_runtime.families.flow_step import DenoiseStep
-from vla_runtime.families.pi.declaration import PiDims
-from vla_runtime.families.pi.networks import PiNetwork
+from vla_runtime.declarations.pi import PiDims
 from vla_runtime.family.declaration import PolicyDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.real_time_chunking import plan_weights
+from vla_runtime.models.base.flow_network import FlowNetwork, build_network
+from vla_runtime.models.base.flow_step import DenoiseStep
+from vla_runtime.models.pi import PiNetwork
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def each_case(*kinds: str) -> pytest.MarkDecorator:
 
 
 def committed_plan(
-    previous: Tensor, horizon: int, steps: int, schedule: str
+    previous: Tensor, horizon: int, steps: int, schedule: str, overlap: int = 6
 ) -> tuple[Tensor, np.ndarray]:
     """Plan (1, H, A) of a case's previous chunk, and its weights (N, H) by a schedule."""
     plan = torch.zeros(1, horizon, previous.shape[1])
@@ -196,7 +196,7 @@ def committed_plan(
         flow_times(steps),
         schedule=schedule,
         delay=2,
-        execution_horizon=min(6, len(previous)),
+        execution_horizon=min(overlap, len(previous)),
         horizon=horizon,
         maximum=10.0,
     )
@@ -226,7 +226,7 @@ def denoised(
         x, velocity = step(
             x, prepared, table, t, dt, torch.ones(1), plan, weight[None, :, None], rows or {}
         )
-        # A fused network may write the next velocity where this one is.
+        # A joined network may write the next velocity where this one is.
         states.append((x.clone(), velocity.clone()))
     return states
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.readers.openvla import NAMES, without_last_blocks
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.openvla.declaration import BackboneDims, OpenVlaOftDims
-from vla_runtime.families.openvla.networks import OpenVlaOft
+from vla_runtime.declarations.openvla import BackboneDims, OpenVlaOftDims
+from vla_runtime.models.base.flow_network import build_network
+from vla_runtime.models.openvla import OpenVlaOft
 from vla_runtime.types import Observation
 
 HEADS = ('action_head', 'proprio_projector')

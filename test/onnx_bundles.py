@@ -35,8 +35,8 @@ from vla_runtime.bundle.writer import seal, write_statistics
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.token_embedding import TokenEmbedding
-from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.family.listing import find_family
+from vla_runtime.models.base.flow_network import FlowNetwork
 
 
 def write_onnx_once(
@@ -177,12 +177,16 @@ def run_graph(folder: Path, name: str, values: Mapping[str, np.ndarray]) -> dict
 
 
 def tied_inputs(
-    noise: Tensor, steps: int, previous: Tensor | None = None, schedule: str | None = None
+    noise: Tensor,
+    steps: int,
+    previous: Tensor | None = None,
+    schedule: str | None = None,
+    overlap: int = 6,
 ) -> StepInputs:
     """Inputs of a chunk's steps from noise (H, A), tied to a previous chunk by a schedule."""
     plan, weights = np.zeros(noise.shape, np.float32), np.zeros((steps, len(noise)), np.float32)
     if schedule is not None:
-        tied, weights = committed_plan(previous, len(noise), steps, schedule)
+        tied, weights = committed_plan(previous, len(noise), steps, schedule, overlap)
         plan = tied[0].numpy()
     return StepInputs(
         x=noise.numpy(), row_weight=np.ones(1, np.float32), plan=plan, plan_weight=weights

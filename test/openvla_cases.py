@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_convert.readers.openvla import NAMES, without_last_blocks
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.openvla.declaration import OPENVLA, OpenVlaDims
-from vla_runtime.families.openvla.networks import OpenVla
+from vla_runtime.declarations.openvla import OPENVLA, OpenVlaDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
+from vla_runtime.models.base.flow_network import build_network
+from vla_runtime.models.openvla import OpenVla
 
 
 @dataclass(frozen=True)

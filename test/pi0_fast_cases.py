@@ -19,9 +19,9 @@ from torch import Tensor
 
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.readers.pi0_fast import NAMES
-from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.pi0_fast.declaration import Pi0FastDims
-from vla_runtime.families.pi0_fast.networks import Pi0Fast
+from vla_runtime.declarations.pi0_fast import Pi0FastDims
+from vla_runtime.family.dimensions import DecoderDims
+from vla_runtime.models.pi0_fast import Pi0Fast
 from vla_runtime.processing.fast_tokens import FastScale, FastTokens
 from vla_runtime.types import Observation
 

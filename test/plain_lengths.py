@@ -19,7 +19,7 @@ def attend_by_lengths(
     keys: int,
     lengths: Tensor,
 ) -> Tensor:
-    """As `fused_lengths.flash`, for rows with as many queries and places for keys each."""
+    """As `key_lengths.flash`, for rows with as many queries and places for keys each."""
     rows, (_, heads, head_dim), kv_heads = len(lengths), query.shape, key.shape[1]
     assert len(query_starts) == len(key_starts) == rows + 1
     assert {t.dtype for t in (query_starts, key_starts, lengths)} == {torch.int32}

@@ -58,6 +58,7 @@ from sampled_chunks import chunks as sampled_chunks
 from tiny_policy import tiny_spec, write_tiny_policy
 from torch import Tensor
 from torch.nn import functional as F
+from xvla_cases import load_xvla_case
 
 from vla_convert.export.conversion import plan_export, write_export
 from vla_convert.export.onnx.calibration import calibration_cases
@@ -75,10 +76,10 @@ from vla_runtime.engines.onnx.token_engine import OnnxTokenEngine
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.token_engine import TorchTokenEngine
-from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.packed import write_answer
+from vla_runtime.models.base.flow_network import FlowNetwork, build_network
 from vla_runtime.policy import Policy
 from vla_runtime.recording.bag_reader import BagReader
 from vla_tabletop.sim.gl import mujoco
@@ -355,7 +356,11 @@ def _case(family: str, path: Path, b: int, folder: Path) -> dict[str, Entry]:
 
 
 # Kinds of cases that have chunks under several settings.
-_SAMPLED = {'diffusion': load_diffusion_case, 'multi_task_dit': load_multi_task_dit_case}
+_SAMPLED = {
+    'diffusion': load_diffusion_case,
+    'multi_task_dit': load_multi_task_dit_case,
+    'xvla': load_xvla_case,
+}
 
 
 def _chunks(family: str, path: Path, b: int, backend: str) -> list[np.ndarray]:
@@ -379,8 +384,9 @@ def _chunks(family: str, path: Path, b: int, backend: str) -> list[np.ndarray]:
         noise = torch.zeros(dims.horizon, dims.action_dim) if case.noise is None else case.noise
         found = []
         for schedule in (None, *case.tied):
-            previous = case.tied[schedule].previous if schedule else None
-            given = tied_inputs(noise, case.steps, previous, schedule)
+            tied = case.tied[schedule] if schedule else None
+            of_plan = (tied.previous, schedule, tied.overlap) if tied else ()
+            given = tied_inputs(noise, case.steps, *of_plan)
             rows = _arrays(case.head)
             engine.load_step_inputs(
                 StepInputs(given.x, given.row_weight, given.plan, given.plan_weight, rows)

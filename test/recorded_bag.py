@@ -21,7 +21,7 @@ from vla_runtime.messages.trajectories import (
     ns_to_stamp,
     plan_to_message,
 )
-from vla_runtime.nodes.policy.description import describe
+from vla_runtime.nodes.policy.description import Run, describe
 from vla_runtime.nodes.policy.parameters import POLICY_PARAMETERS
 from vla_runtime.nodes.policy.responder import Responder
 from vla_runtime.nodes.policy.settings import settings_from
@@ -146,20 +146,20 @@ class _Maker:
         self._discarded = 0
         self._recording = Recording(folder, limits, self._fail)
         self._known: set[str] = set()
-        given = {
-            'bundle': str(bundle),
-            'backend': 'torch',
-            'device': 'cpu',
-            'precision': 'float32',
-            'use_cuda_graphs': True,
-            'triton': 'off',
-        }
+        run = Run(
+            bundle=str(bundle),
+            backend='torch',
+            device='cpu',
+            precision='float32',
+            use_cuda_graphs=True,
+            triton='off',
+            threads=threads,
+        )
         text = describe(
             self._policy.spec,
             self._robot,
             self._match,
-            given,
-            threads=threads,
+            run,
             topic_name=lambda topic: f'/{topic}',
         )
         self._write(f'{NODE}/description', String(data=text), _LATCHED)

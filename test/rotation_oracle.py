@@ -11,6 +11,7 @@ FORMS = (
     'axis_angle',
     'rotation_6d',
     'rotation_6d_rows',
+    'rotation_6d_interleaved',
 )
 
 

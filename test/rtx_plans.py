@@ -36,11 +36,12 @@ from vla_runtime.bundle.onnx_files import (
 from vla_runtime.engines.tensorrt.adapter import BuildOptions, BuiltEngine, TensorRT
 from vla_runtime.engines.tensorrt.kernel_plan import Kernel
 from vla_runtime.engines.tensorrt.rtx import RTX_MODULES
-from vla_runtime.families.blocks.layers import matrix_names
+from vla_runtime.models.blocks.layers import matrix_names
 
 FAMILIES = (
     *('pi05', 'pi0', 'smolvla', 'act', 'groot_n15', 'groot_n16', 'groot_n17', 'evo1', 'bitvla'),
-    *('diffusion', 'multi_task_dit', 'multi_task_dit_flow', 'openvla_oft'),
+    *('diffusion', 'multi_task_dit', 'multi_task_dit_flow', 'openvla_oft', 'xvla'),
+    *('vla_jepa', 'molmoact2'),
 )
 PRECISIONS: tuple[Precision, ...] = ('float32', 'float16', 'bfloat16', 'int8', 'fp8', 'nvfp4')
 # One plan for all of them; 12.1 (GB10) has the kernels of 12.0.

@@ -11,10 +11,10 @@ import torch
 from network_cases import ReferenceCase
 from torch import Tensor
 
-from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.family.noise_schedule import NoiseScheduler
+from vla_runtime.family.noise_schedule import NoiseScheduler, Scheduler
 from vla_runtime.family.step_schedule import StepSchedule
 from vla_runtime.inference.denoise import flow_times
+from vla_runtime.models.base.flow_network import FlowNetwork
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Sampling:
 
     name: str
     prefix: str
-    scheduler: NoiseScheduler | None
+    scheduler: Scheduler | None
     integrator: str
     steps: int
 
@@ -114,10 +114,18 @@ class SampledCase(ReferenceCase):
             return np.zeros((sampling.steps, dims.horizon, dims.action_dim), np.float32)
         return found[:, b].numpy()
 
-    def network_of(self, sampling: Sampling) -> FlowNetwork:
+    def head(self, b: int) -> dict[str, Tensor]:
+        """Inputs of the head for batch entry b, one row."""
+        return {}
+
+    def network_of(self, sampling: Sampling, b: int = 0) -> FlowNetwork:
         """Our network of a chunk; by default one samples them all."""
         network: FlowNetwork = self.network
         return network
+
+    def trajectory(self, sampling: Sampling, b: int) -> Tensor:
+        """The chunk (H, a) that the case recorded, of the network's first numbers."""
+        return self.tensors[f'{sampling.prefix}trajectory'][b]
 
 
 def _sampling(name: str, d: Mapping[str, Any]) -> Sampling:

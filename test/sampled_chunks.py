@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
@@ -11,20 +11,20 @@ import numpy as np
 from onnx_bundles import onnx_of_network
 from sampled_cases import SampledCase, Sampling
 from tiny_policy import tiny_spec
+from torch import Tensor
 
 from vla_convert.checkpoints.lerobot_folder import with_earlier_frames
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.engines.onnx.engine import OnnxEngine
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families.flow_network import FlowNetwork, build_network
+from vla_runtime.models.base.flow_network import FlowNetwork, build_network
 
 
 def chunks(case: SampledCase, b: int, backend: str) -> Iterator[tuple[Sampling, np.ndarray]]:
     """Every sampling of batch entry b, and the chunk (H, A) of our engine for it."""
-    rows = {name: value.numpy() for name, value in case.rows(b).items()}
-    pixels = case.pixels(b).numpy()
-    for network, samplings in _by_network(case).items():
+    rows, pixels = arrays(case.rows(b)), case.pixels(b).numpy()
+    for network, samplings in _by_network(case, b).items():
         with closing(_engine(network, backend, case.description['cameras'])) as engine:
             for camera, image in enumerate(pixels):
                 engine.encode_image(camera, image)
@@ -34,10 +34,14 @@ def chunks(case: SampledCase, b: int, backend: str) -> Iterator[tuple[Sampling, 
                 yield sampling, _chunk(case, b, sampling, engine)
 
 
-def _by_network(case: SampledCase) -> dict[FlowNetwork, list[Sampling]]:
+def arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in tensors.items()}
+
+
+def _by_network(case: SampledCase, b: int) -> dict[FlowNetwork, list[Sampling]]:
     found: dict[FlowNetwork, list[Sampling]] = {}
     for sampling in case.samplings:
-        found.setdefault(case.network_of(sampling), []).append(sampling)
+        found.setdefault(case.network_of(sampling, b), []).append(sampling)
     return found
 
 
@@ -50,6 +54,7 @@ def _chunk(case: SampledCase, b: int, sampling: Sampling, engine: PolicyEngine) 
             row_weight=np.ones(1, np.float32),
             plan=np.zeros_like(x),
             plan_weight=np.zeros((sampling.steps, len(x)), np.float32),
+            rows=arrays(case.head(b)),
             step_noise=None if is_flow else case.step_noise(sampling, b),
         )
     )

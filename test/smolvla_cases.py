@@ -13,9 +13,9 @@ from network_cases import ReferenceCase, load_case, vision_of_case
 from torch import Tensor
 
 from vla_convert.readers.smolvla import NAMES
-from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.smolvla.dimensions import SmolVlaDims
-from vla_runtime.families.smolvla.networks import SmolVla
+from vla_runtime.declarations.smolvla import SmolVlaDims
+from vla_runtime.family.dimensions import DecoderDims
+from vla_runtime.models.smolvla import SmolVla
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,10 @@ from import_graph import imports
 from paths import PACKAGES, ROOT
 
 import vla_runtime
+from vla_runtime.messages.trajectories import typed_messages
 from vla_runtime.processes.domains import claim_domain
 
-NODES = ('policy_node', 'executor_node', 'recorder_node', 'tabletop_node')
+NODES = ('policy_node', 'executor_node', 'recorder_node', 'task_node', 'tabletop_node')
 ROS_PACKAGES = {
     'action_msgs',
     'ament_index_python',
@@ -44,6 +45,7 @@ ROS_PACKAGES = {
     'std_msgs',
     'std_srvs',
     'trajectory_msgs',
+    'visualization_msgs',
 }
 # Import name to the name that pip knows.
 PIP_NAMES = {
@@ -51,8 +53,12 @@ PIP_NAMES = {
     'PIL': 'pillow',
     'cuda': 'cuda-bindings',
     'cv2': 'opencv-python-headless',
+    'markdown_it': 'markdown-it-py',
+    'rerun': 'rerun-sdk',
     'yaml': 'pyyaml',
     'pinocchio': 'pin',
+    'prometheus_client': 'prometheus-client',
+    'zmq': 'pyzmq',
 }
 # ./run does not install them: a GPU machine's CUDA or the cluster's Ray says which release.
 NOT_PINNED = {
@@ -151,8 +157,8 @@ def test_every_import_is_declared() -> None:
         names = {name.split('.')[0] for name in imports(file)}
         imported |= names - {'metaworld'} if file.is_relative_to(apart) else names
     foreign = imported - set(sys.stdlib_module_names) - {*PACKAGES}
-    # `./run metaworld` installs it, in an environment of its own.
-    foreign -= {'metaworld'}
+    # `./run metaworld` installs it, in an environment of its own; the nodes do without the other.
+    foreign -= {'metaworld', 'vla_interfaces'}
     in_package_xml = {element.text for element in package_xml().findall('exec_depend')}
     assert foreign & ROS_PACKAGES <= in_package_xml
     assert {PIP_NAMES.get(name, name) for name in foreign - ROS_PACKAGES} <= requirements_of_setup()
@@ -194,6 +200,21 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prefix = tmp_path_factory.mktemp('data') / 'a prefix'
     setup_py('install_data', '--install-dir', str(prefix))
     return prefix
+
+
+def test_every_requirement_has_its_rosdep_key_or_none_and_why(tmp_path: Path) -> None:
+    """Keys that package.xml names are those that the release page says it does."""
+    page = (ROOT / 'docs' / 'howto' / 'release.md').read_text(encoding='utf-8')
+    table = page.partition('<!-- keys -->')[2].partition('<!-- end -->')[0]
+    rows = [
+        [cell.strip() for cell in line.split('|')[1:4]] for line in table.splitlines()[3:] if line
+    ]
+    keys = {name: (key.strip('`'), named) for name, key, named in rows}
+    listed = re.findall(r"'([A-Za-z0-9_-]+)(?:\[[^]]*\])?>=", (ROOT / 'setup.py').read_text())
+    assert {*listed} <= keys.keys()
+    manifest = (ROOT / 'package.xml').read_text(encoding='utf-8')
+    named = {*re.findall(r'_depend>(python3-[a-z0-9-]+)<', manifest)}
+    assert {key for key, how in keys.values() if how.startswith('yes')} == named
 
 
 def test_data_files_install_what_ros_looks_for(installed: Path) -> None:
@@ -267,7 +288,7 @@ def test_parameter_files_give_every_parameter_its_default(file: str) -> None:
     document = yaml.safe_load((ROOT / 'config' / f'{file}.yaml').read_text())
     assert list(document) == ['/**']
     given = document['/**']['ros__parameters']
-    from_launch = {'bundle', 'robot', 'backend'}
+    from_launch = {'bundle', 'server', 'robot', 'backend'}
     assert given == {row.name: row.default for row in table if row.name not in from_launch}
     # 2 instead of 2.0 would be refused by ROS as an integer.
     assert {name: type(value) for name, value in given.items()} == {
@@ -333,7 +354,7 @@ def test_run_says_what_to_install_when_there_is_no_python(
         (tools / name).symlink_to(shutil.which(name) or name)
     done = run('setup', cwd=bare_checkout, PATH=str(tools), ROS_DISTRO='', VLA_RUNTIME_PYTHON='')
     assert done.returncode == 1
-    assert 'no Python 3.10, 3.11 or 3.12 found' in done.stderr
+    assert 'no Python 3.10 to 3.13 found' in done.stderr
     assert 'sudo apt install python3.11' in done.stderr
     assert not (bare_checkout / '.venv').exists()
 
@@ -386,6 +407,13 @@ def test_run_works_a_second_time_without_the_network() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1].startswith('ready: ')
     assert 'PyTorch' not in done.stderr
+
+
+@made_here
+@pytest.mark.skipif(not shutil.which('c++'), reason='no C++ compiler is installed')
+def test_run_has_built_the_typed_messages() -> None:
+    # Else every test of them is skipped, here and in CI.
+    assert typed_messages() is not None, run('setup').stderr
 
 
 FILES = sorted((ROOT / 'docker').glob('*.Dockerfile'))

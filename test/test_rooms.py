@@ -20,7 +20,7 @@ from pages import PAGES, blocks
 from paths import PACKAGES, ROOT
 
 from vla_runtime.family.declaration import Head
-from vla_runtime.family.listing import family_names
+from vla_runtime.family.listing import family_files, family_names
 
 # A robot needs the last alone.
 TABLETOP, TOOLS, CONVERT, ROBOT = PACKAGES
@@ -28,6 +28,8 @@ TABLETOP, TOOLS, CONVERT, ROBOT = PACKAGES
 ROOMS = (
     TABLETOP,
     f'{TOOLS}/cli',
+    f'{TOOLS}/view',
+    f'{TOOLS}/serve',
     f'{TOOLS}/selftest',
     f'{TOOLS}/distillation',
     f'{TOOLS}/dataset',
@@ -40,11 +42,13 @@ ROOMS = (
     'nodes',
     'sensors',
     'robot',
+    'remote',
     'policy',
     'inference',
     'engines',
-    'families',
+    'models',
     'bundle',
+    'declarations',
     'family',
     'execution',
     'processing',
@@ -64,13 +68,14 @@ WITHOUT = {
     'execution': {'torch', 'rclpy', 'cv2', 'yaml'},
     'files': {'torch', 'rclpy', 'cv2'},
     'family': {'torch', 'rclpy', 'cv2', 'yaml'},
-    'families/*/declaration.py': {'torch', 'rclpy', 'cv2', 'yaml'},
+    'declarations': {'torch', 'rclpy', 'cv2', 'yaml'},
     'bundle': {'torch', 'rclpy', 'cv2'},
     'inference': {'torch', 'rclpy'},
     'engines/tensorrt': {'torch', 'rclpy'},
     'engines/onnx': {'torch', 'rclpy'},
     'sensors': {'torch', 'rclpy'},
     'robot': {'torch', 'rclpy', 'cv2'},
+    'remote': {'torch', 'onnxruntime', 'rclpy'},
     'messages': {'torch', 'rclpy'},
     'recording': {'torch', 'rclpy', 'cv2'},
     'policy.py': {'torch', 'rclpy'},
@@ -82,6 +87,7 @@ WITHOUT = {
     f'{TOOLS}/replay': {'torch', 'rclpy'},
     f'{TOOLS}/dataset': {'torch', 'rclpy'},
     f'{TOOLS}/selftest': {'rclpy'},
+    f'{TOOLS}/serve': {'torch', 'rclpy'},
 }
 # What names modules of the other packages without importing them: the list of executables.
 NAMING_OTHERS = {'nodes/node_main.py'}
@@ -97,6 +103,12 @@ FAMILY_WORDS = (
     'bitvla',
     'multi_task_dit',
     'multi-task dit',
+    'molmo',
+    'xvla',
+    'x-vla',
+    'florence',
+    'vla_jepa',
+    'vla-jepa',
     'paligemma',
     'smolvlm',
     'internvl',
@@ -104,7 +116,7 @@ FAMILY_WORDS = (
     'qwen',
 )
 # Rooms whose modules load one package besides Python's own.
-NUMPY_ALONE = ('execution', 'family')
+NUMPY_ALONE = ('execution', 'declarations', 'family')
 # Files that load modules by name, which the order does not see: plug-ins and optional packages.
 LOADING_BY_NAME = {
     'cli/main.py',
@@ -119,7 +131,7 @@ LOADING_BY_NAME = {
     f'{TABLETOP}/training/worlds/__init__.py',
 }
 # Rooms that may name a family; the simulator trains some.
-NAMING_FAMILIES = {'families', f'{CONVERT}/readers', TABLETOP}
+NAMING_FAMILIES = {'declarations', 'models', f'{CONVERT}/readers', TABLETOP}
 
 GRAPH = ImportGraph(ROOT, PACKAGES)
 
@@ -207,22 +219,25 @@ def test_no_files_of_a_room_import_each_other_in_a_circle(room: str) -> None:
     assert not GRAPH.circles(module for module, its in ROOM_OF.items() if its == room)
 
 
-def test_a_family_imports_no_other_familys_folder() -> None:
-    families = ROOT / ROBOT / 'families'
-    folders = {path.name for path in families.iterdir() if path.is_dir()} - {'blocks'}
+def test_a_family_imports_no_other_familys_files() -> None:
+    files = set(family_files())
+    rooms = {f'{ROBOT}/declarations', f'{ROBOT}/models', f'{CONVERT}/readers'}
     crossing = {
-        (str(path.relative_to(families)), name)
-        for folder in folders
-        for path in (families / folder).glob('*.py')
+        (str(path.relative_to(ROOT)), name)
+        for room in rooms
+        for file in files
+        for path in [*(ROOT / room).glob(f'{file}.py'), *(ROOT / room / file).glob('*.py')]
         for name in imports(path)
-        if name.startswith(f'{ROBOT}.families.') and name.split('.')[2] in folders - {folder}
+        if len(parts := name.split('.')) > 2
+        and '/'.join(parts[:2]) in rooms
+        and parts[2] in files - {file}
     }
     assert crossing == set()
 
 
 def test_the_picture_of_the_architecture_page_is_the_order() -> None:
     (page,) = (page for page in PAGES if page.endswith('architecture.md'))
-    (picture,) = (block for block in blocks(page, 'text') if 'families' in block)
+    (picture,) = (block for block in blocks(page, 'text') if 'declarations' in block)
     # A package, its rooms, two spaces, and what is there.
     drawn, package = [], ''
     for line in picture.splitlines():

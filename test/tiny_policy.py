@@ -19,7 +19,6 @@ from written_bundle import write_bundle
 from vla_convert.checkpoints.lerobot_folder import with_earlier_frames
 from vla_runtime.bundle.schema import (
     PACKED,
-    ROTATION_LENGTH,
     ActionSpec,
     BundleSpec,
     CameraSpec,
@@ -28,11 +27,11 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.bundle.statistics import image_group
-from vla_runtime.families.blocks.ternary_weights import pack
-from vla_runtime.families.flow_network import build_network
 from vla_runtime.family.listing import find_family
+from vla_runtime.family.ternary_weights import pack
+from vla_runtime.models.base.flow_network import build_network
 from vla_runtime.processing.prompts import PromptFormat
-from vla_runtime.types import AdvantageTemplate, Observation, RotationForm
+from vla_runtime.types import ROTATION_LENGTH, AdvantageTemplate, Observation, RotationForm
 
 TOKENIZER = CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'
 # Families whose heads give numbers, not tokens.

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from network_cases import random_network
 
+from vla_runtime.declarations.pi0_fast import Pi0FastDims
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch.token_engine import TorchTokenEngine
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.pi0_fast.declaration import Pi0FastDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
 from vla_runtime.family.step_schedule import StepSchedule
 from vla_runtime.inference.packed import write_answer
 from vla_runtime.inference.prefix_cache import PrefixInputs

@@ -31,7 +31,10 @@ def main() -> int:
     wanted = tuple(parser.parse_args().parts)
     recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     here, there = machine(), recorded.pop('machine', machine())
-    if wanted and here != there:
+    # The bytes of graphs are those of these two releases, on every machine.
+    graphs_alone = all(one.startswith('onnx/') for one in wanted)
+    releases = {'torch', 'onnx'} if graphs_alone else {*here, *there}
+    if wanted and any(here.get(one) != there.get(one) for one in releases):
         parser.error('this machine computes otherwise than that of the record: write all of it')
     found = {}
     for part, make in sorted(parts().items()):
@@ -43,7 +46,7 @@ def main() -> int:
     for name in sorted({*found, *recorded} - {*kept}):
         if text := difference(found.get(name), recorded.get(name), here, there):
             print(f'{name}: {text}')
-    write(here, kept | found)
+    write(there if wanted else here, kept | found)
     return 0
 
 

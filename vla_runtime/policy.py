@@ -34,16 +34,16 @@ from vla_runtime.engines.preflight import (
     check_words,
 )
 from vla_runtime.engines.protocol import (
-    FEATURES,
+    Feature,
     PackedEngine,
     PolicyEngine,
     PrefixSlot,
-    SessionEngine,
 )
 from vla_runtime.engines.recorded_cases import judged_as
 from vla_runtime.engines.triton_option import OFF, check_triton
 from vla_runtime.family.declaration import token_dims
 from vla_runtime.family.listing import find_family
+from vla_runtime.inference.chunk_policy import Inference
 from vla_runtime.inference.codec import PolicyCodec, require_finite
 from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.packed import PackedAnswer, PackedPipeline
@@ -56,9 +56,7 @@ from vla_runtime.inference.request_builder import RequestBuilder
 from vla_runtime.inference.runner import ChunkRunner, DenoisedChunk, EncodedPrefix
 from vla_runtime.inference.sessions import Request, Session
 from vla_runtime.inference.settings import PolicySettings
-from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
-
-Inference = tuple[ActionChunk, InferenceReport]
+from vla_runtime.types import CommittedPlan, Observation
 
 
 class Policy:
@@ -118,7 +116,7 @@ class Policy:
 
         Args:
             backend: a name of `engines.preflight.BACKENDS`: `torch`, `onnxruntime`, `tensorrt`;
-                `auto`: the first in order that can run this bundle here (`engines.choice`).
+                `auto`: the first in order that can run this bundle here (`engines.candidates`).
             device: `cpu`, `cuda` or `cuda:N`.
             precision: `float32`, `bfloat16` or `float16` for the large matrices, or what ONNX files
                 are in: `int8` on a CPU, `fp8` and `nvfp4` with TensorRT; `auto`: the fewest bits
@@ -198,6 +196,21 @@ class Policy:
         policy.triton = getattr(engine, 'triton', OFF)
         policy.why = getattr(engine, 'why_triton', '')
         return policy
+
+    @property
+    def max_rows(self) -> int:
+        """Most prompt rows of an inference: 2 where guidance can run."""
+        return self._engine.max_rows
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """Features of the engine (`engines.protocol`)."""
+        return self._engine.features
+
+    @property
+    def why_away(self) -> str:
+        """Reason why no inference can begin now: none, as the networks are in this process."""
+        return ''
 
     @property
     def reads_instruction(self) -> bool:
@@ -323,7 +336,7 @@ class Policy:
         """Let one more robot use this policy: with a prefix cache and inference numbers of its own.
 
         Raises:
-            ValueError: the backend keeps the prefixes of one robot alone.
+            ValueError: the device has no memory for it; the other sessions go on.
         """
         self._require_open()
         session = Session(self._free_caches.pop() if self._free_caches else self._make_cache())
@@ -331,14 +344,13 @@ class Policy:
         return session
 
     def _make_cache(self) -> PrefixCache:
-        if 'sessions' not in self._engine.features:
-            able = [name for name, features in FEATURES.items() if 'sessions' in features]
-            raise ValueError(
-                f"backend '{self._engine.backend}' serves one robot: it keeps the prefixes of one "
-                f'alone; name one that serves several: {", ".join(able)}'
-            )
-        place = cast(SessionEngine, self._engine).open_session()
+        place = self._engine.open_session()
         return PrefixCache(self._engine, self.spec.camera_names, place)
+
+    @property
+    def session_bytes(self) -> int:
+        """Memory on the device that each session takes beside the policy's own."""
+        return self._engine.session_bytes
 
     def close_session(self, session: Session) -> None:
         """Give a session's memory to the next one; ValueError where it is not open here."""
@@ -384,9 +396,12 @@ class Policy:
         for index, (request, session) in enumerate(zip(requests, sessions, strict=True)):
             with _failing(futures[index]):
                 number = session.number if request.number is None else request.number
+                settings = self._settled(request.settings)
+                if settings.pipeline != 'latency':
+                    settings = replace(settings, pipeline='latency')
                 built = self._builder.build(
                     request.observation,
-                    replace(self._settled(request.settings), pipeline='latency'),
+                    settings,
                     number,
                     plan=request.plan,
                     noise=request.noise,

@@ -14,20 +14,23 @@ import numpy as np
 # the square without keeping its aspect. `crop`: resized, its middle cut out, and resized again.
 # `letterbox`: padded to a square of its longer side, then resized.
 ImagePadding = Literal['centre', 'left_top', 'stretch', 'crop', 'letterbox', 'none']
-StretchedResample = Literal['bicubic', 'bicubic_uint8', 'bicubic_pillow']
+StretchedResample = Literal[
+    'bicubic', 'bicubic_uint8', 'bicubic_pillow', 'bicubic_float', 'bilinear_points'
+]
 CroppedResample = Literal['bicubic_uint8', 'bilinear_uint8', 'area', 'lanczos']
 # Last resize of a cropped image, to the network's size.
 LastResample = Literal['bicubic_uint8', 'bicubic_pillow']
 ImageResample = Literal[
     'bilinear', 'antialias', StretchedResample, 'bilinear_uint8', 'area', 'lanczos', 'none'
 ]
-PromptCleaning = Literal['openpi', 'lerobot', 'python_list', 'letters', 'lower']
+PromptCleaning = Literal['openpi', 'lerobot', 'python_list', 'letters', 'lower', 'unchanged']
 AdvantageTemplate = Literal['task_newline', 'in_task_space', 'before_action']
 Advantage = Literal['positive', 'negative']
 NormaliserKind = Literal[
     'identity',
     'quantiles_openpi',
     'quantiles_lerobot',
+    'quantiles_clipped',
     'mean_std_openpi',
     'mean_std_lerobot',
     'min_max',
@@ -46,7 +49,18 @@ RotationForm = Literal[
     'axis_angle',
     'rotation_6d',
     'rotation_6d_rows',
+    'rotation_6d_interleaved',
 ]
+# How many numbers a rotation takes in each form.
+ROTATION_LENGTH: Mapping[RotationForm, int] = {
+    'quaternion_wxyz': 4,
+    'quaternion_xyzw': 4,
+    'euler': 3,
+    'axis_angle': 3,
+    'rotation_6d': 6,
+    'rotation_6d_rows': 6,
+    'rotation_6d_interleaved': 6,
+}
 PoseFrame = Literal['base', 'tool']
 # What a delta of a pose starts from: the pose at the start of the chunk, or that of the row before.
 PoseDelta = Literal['chunk', 'step']
@@ -234,7 +248,7 @@ class CacheOutcome:
 
 @dataclass(frozen=True)
 class CacheReport:
-    """Prefix cache outcomes of one inference; `inference.cache_words` puts them in words.
+    """Prefix cache outcomes of one inference; `inference.request.cache_words` puts them in words.
 
     `images` are by visible camera; `prefixes` one, or under serial guidance one for each row.
     """

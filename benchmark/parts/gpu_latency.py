@@ -30,9 +30,9 @@ from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.engines.recorded_cases import BOUNDS
 from vla_runtime.engines.torch.layer_trial import choose_layers
 from vla_runtime.engines.triton_option import ON
-from vla_runtime.families.operation_counts import count_operations
-from vla_runtime.families.pi.networks import PiNetwork
 from vla_runtime.family.declaration import PolicyDims
+from vla_runtime.models.pi import PiNetwork
+from vla_runtime.models.shapes.operation_counts import count_operations
 from vla_tools.performance.devices import device_of_cuda
 from vla_tools.performance.roofline import phase_floors, published_rates
 

@@ -18,9 +18,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,13 +34,33 @@ import torch
 TASK = 'put the cup on the shelf'
 # As published: lerobot/smolvla_base reads three cameras, ALOHA's ACT and PushT's
 # Diffusion Policy one.
-CAMERAS = {'act': 1, 'smolvla': 3, 'pi05': 3, 'diffusion': 1}
-JOINTS = {'act': 14, 'smolvla': 6, 'pi05': 7, 'diffusion': 2}
+CAMERAS = {
+    'act': 1,
+    'smolvla': 3,
+    'pi05': 3,
+    'diffusion': 1,
+    **dict.fromkeys(('xvla', 'molmoact2', 'vla_jepa'), 2),
+}
+JOINTS = {**dict.fromkeys(CAMERAS, 7), 'act': 14, 'smolvla': 6, 'diffusion': 2}
 # (height, width) of the images.
-SIZES = {'act': (480, 640), 'smolvla': (480, 640), 'pi05': (480, 640), 'diffusion': (96, 96)}
+SIZES = {**dict.fromkeys(CAMERAS, (480, 640)), 'diffusion': (96, 96)}
 # Steps of an observation; what is of `ago` steps before the newest has `_<ago>_steps_ago` behind
 # its name.
-HISTORY = {'act': 1, 'smolvla': 1, 'pi05': 1, 'diffusion': 2}
+HISTORY = {**dict.fromkeys(CAMERAS, 1), 'diffusion': 2}
+# What LeRobot's classes of each are called.
+NAMES = {
+    'act': 'ACT',
+    'smolvla': 'SmolVLA',
+    'pi05': 'PI05',
+    'diffusion': 'Diffusion',
+    'xvla': 'XVLA',
+    'molmoact2': 'MolmoAct2',
+    'vla_jepa': 'VLAJEPA',
+}
+# They draw their own noise, whatever they are given.
+OWN_NOISE = ('xvla', 'molmoact2', 'vla_jepa')
+# The setting that says in what LeRobot computes; it has none of the others.
+PRECISION = {'pi05': 'dtype', 'molmoact2': 'model_dtype', 'vla_jepa': 'torch_dtype'}
 # DDIM draws no noise of its own, so that two sides can have the same.
 DIFFUSION = {
     'crop_shape': (84, 84),
@@ -72,6 +95,171 @@ SMOLVLM2 = {
         'patch_size': 16,
     },
 }
+# X-VLA at a size for a CPU; the published one's widths are two to four times these.
+XVLA = {
+    'hidden_size': 512,
+    'depth': 8,
+    'num_heads': 8,
+    'num_domains': 5,
+    'action_mode': 'auto',
+    'max_action_dim': 20,
+    'max_state_dim': 20,
+    'resize_imgs_with_padding': (224, 224),
+    'num_image_views': 3,
+    'florence_config': {
+        'projection_dim': 384,
+        'text_config': {
+            'model_type': 'bart',
+            'vocab_size': 1024,
+            'd_model': 384,
+            'encoder_layers': 4,
+            'encoder_attention_heads': 6,
+            'encoder_ffn_dim': 1536,
+            'decoder_layers': 1,
+            'decoder_attention_heads': 6,
+            'decoder_ffn_dim': 384,
+            'max_position_embeddings': 256,
+        },
+        'vision_config': {
+            'embed_dim': [64, 128, 256, 512],
+            'depths': [1, 1, 3, 1],
+            'num_heads': [2, 4, 8, 16],
+            'num_groups': [2, 4, 8, 16],
+            'projection_dim': 384,
+        },
+    },
+}
+# MolmoAct2 and VLA-JEPA at sizes for a CPU: widths a third or a quarter, and depths a third or half
+# of the published ones. As many tokens of an image, tokens of a chunk and steps as published.
+MOLMOACT2 = {
+    'action_mode': 'continuous',
+    'inference_action_mode': 'continuous',
+    'model_dtype': 'float32',
+    'setup_type': 'single so101 arm',
+    'control_mode': 'absolute joint pose',
+    # As many as the tokenizer has.
+    'num_state_tokens': 32,
+}
+VLA_JEPA = {
+    'torch_dtype': 'float32',
+    # Serves training, and has a published file of its own.
+    'enable_world_model': False,
+    'resize_images_to': (224, 224),
+    'action_num_layers': 8,
+    'action_num_heads': 6,
+    'action_attention_head_dim': 64,
+    'action_hidden_size': 512,
+}
+# Settings of a policy beside its features.
+SETTINGS: dict[str, dict[str, Any]] = {
+    'act': {'pretrained_backbone_weights': None},
+    'diffusion': DIFFUSION,
+    'xvla': XVLA,
+    'molmoact2': MOLMOACT2,
+    'vla_jepa': VLA_JEPA,
+}
+
+
+@dataclass(frozen=True)
+class Base:
+    """Vision-language model in a folder of its own, which the policy's folder only names.
+
+    Attributes:
+        setting: of config.json of the policy, names the folder.
+        module, name: its class.
+        files: what its files say otherwise than those beside the tokenizer.
+    """
+
+    setting: str
+    module: str
+    name: str
+    files: dict[str, dict[str, Any]]
+
+
+BASES = {
+    'molmoact2': Base(
+        'checkpoint_path',
+        'lerobot.policies.molmoact2.modeling_molmoact2',
+        'MolmoAct2ForConditionalGeneration',
+        {
+            'config.json': {
+                'max_action_horizon': 30,
+                'text_config': {
+                    'hidden_size': 512,
+                    'intermediate_size': 1920,
+                    'num_hidden_layers': 12,
+                    'num_attention_heads': 8,
+                    'num_key_value_heads': 2,
+                    'head_dim': 64,
+                    'max_position_embeddings': 2048,
+                },
+                'vit_config': {
+                    'hidden_size': 288,
+                    'intermediate_size': 1088,
+                    'num_hidden_layers': 12,
+                    'num_attention_heads': 4,
+                    'num_key_value_heads': 4,
+                    'head_dim': 72,
+                    'image_default_input_size': [378, 378],
+                    'image_num_pos': 729,
+                },
+                'adapter_config': {
+                    'vit_layers': [-1, -4],
+                    'hidden_size': 288,
+                    'intermediate_size': 1920,
+                    'num_attention_heads': 4,
+                    'num_key_value_heads': 4,
+                    'head_dim': 72,
+                    'text_hidden_size': 512,
+                },
+                'action_expert_config': {
+                    'hidden_size': 256,
+                    'num_layers': 12,
+                    'num_heads': 4,
+                    'ffn_multiple_of': 256,
+                    'timestep_embed_dim': 256,
+                },
+            },
+            'processor_config.json': {'image_processor': {'size': {'height': 378, 'width': 378}}},
+        },
+    ),
+    'vla_jepa': Base(
+        'qwen_model_name',
+        'transformers',
+        'Qwen3VLForConditionalGeneration',
+        {
+            'config.json': {
+                'text_config': {
+                    'hidden_size': 512,
+                    'intermediate_size': 1536,
+                    'num_hidden_layers': 14,
+                    'num_attention_heads': 8,
+                    'num_key_value_heads': 4,
+                    'head_dim': 64,
+                    'rope_parameters': {'mrope_section': [12, 10, 10]},
+                    # LeRobot computes logits that it does not use: they keep their share.
+                    'vocab_size': 151936 // 8,
+                },
+                'vision_config': {
+                    'hidden_size': 256,
+                    'intermediate_size': 1024,
+                    'depth': 12,
+                    'num_heads': 4,
+                    'deepstack_visual_indexes': [3, 6, 9],
+                    'num_position_embeddings': 2304,
+                    'out_hidden_size': 512,
+                    'patch_size': 16,
+                },
+            },
+            'processor_config.json': {
+                'image_processor': {
+                    'patch_size': 16,
+                    'size': {'shortest_edge': 65536, 'longest_edge': 16777216},
+                }
+            },
+        },
+    ),
+}
 # Layers of pi0.5 at a size for a CPU, and for a rehearsal.
 PI05_DEPTHS = {'mid': 12, 'tiny': 2}
 PI05_HEADS = {'num_heads': 8, 'num_kv_heads': 1, 'head_dim': 64}
@@ -94,11 +282,14 @@ class Options:
     """Options that the process is started with.
 
     Attributes:
-        size: of pi0.5: 'published', 'mid' or 'tiny'; the others are 'published'.
-        tokenizer: file, or '' for a policy without a prompt.
+        size: of pi0.5: 'published', 'mid' or 'tiny'; those that draw their own noise are 'small',
+            the others 'published'.
+        tokenizer: file, or '' for a policy without a prompt; with a model of `BASES` the model's
+            other files, of another size, are beside it.
         device: 'cpu' or 'cuda'.
         precision: 'float32'; 'tf32', with the GPU products and convolutions of
-            `lerobot_eval.py`; 'bfloat16', as LeRobot's pi0.5, with the same.
+            `lerobot_eval.py`; 'bfloat16', as LeRobot has it by default in `PRECISION`'s, with the
+            same.
         compile_mode: of LeRobot's `torch.compile`; '' runs eagerly.
     """
 
@@ -118,10 +309,10 @@ def prepare_lerobot(options: Options) -> None:
     if options.family == 'diffusion':
         return
     replace_processor()
-    if options.family == 'pi05':
-        replace_pi05_tokenizer(Path(options.tokenizer))
-        if options.size in PI05_DEPTHS:
-            shrink_pi05(PI05_DEPTHS[options.size])
+    if options.family in ('pi05', 'xvla'):
+        replace_tokenizer(Path(options.tokenizer))
+    if options.family == 'pi05' and options.size in PI05_DEPTHS:
+        shrink_pi05(PI05_DEPTHS[options.size])
 
 
 def replace_processor() -> None:
@@ -133,13 +324,13 @@ def replace_processor() -> None:
     smolvlm_with_expert.AutoProcessor = SimpleNamespace(from_pretrained=lambda name: stand_in)
 
 
-def replace_pi05_tokenizer(tokenizer: Path) -> None:
-    """Give LeRobot's pi0.5 the file for the tokenizer that it would fetch."""
+def replace_tokenizer(tokenizer: Path) -> None:
+    """Give LeRobot the file for the tokenizer that it would fetch."""
     from lerobot.processor import tokenizer_processor
     from transformers import PreTrainedTokenizerFast
 
     fast = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer))
-    fast.pad_token = fast.convert_ids_to_tokens(0)
+    fast.pad_token = '<pad>' if '<pad>' in fast.get_vocab() else fast.convert_ids_to_tokens(0)
     tokenizer_processor.AutoTokenizer = SimpleNamespace(from_pretrained=lambda name: fast)
 
 
@@ -171,22 +362,13 @@ def shrink_pi05(depth: int) -> None:
     modeling_pi05.PiGemmaForCausalLM = small_expert
 
 
+def imported(family: str, part: str, name: str) -> Any:
+    """Return what is called so in a module of LeRobot's policy."""
+    return getattr(import_module(f'lerobot.policies.{family}.{part}_{family}'), name)
+
+
 def policy_class(family: str) -> Any:
-    if family == 'pi05':
-        from lerobot.policies.pi05.modeling_pi05 import PI05Policy
-
-        return PI05Policy
-    if family == 'act':
-        from lerobot.policies.act.modeling_act import ACTPolicy
-
-        return ACTPolicy
-    if family == 'diffusion':
-        from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
-
-        return DiffusionPolicy
-    from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
-
-    return SmolVLAPolicy
+    return imported(family, 'modeling', f'{NAMES[family]}Policy')
 
 
 def make(options: Options) -> None:
@@ -206,36 +388,19 @@ def make(options: Options) -> None:
     inputs['observation.state'] = PolicyFeature(FeatureType.STATE, (joints,))
     outputs = {'action': PolicyFeature(FeatureType.ACTION, (joints,))}
     features = {'input_features': inputs, 'output_features': outputs}
-    if family == 'act':
-        from lerobot.policies.act.configuration_act import ACTConfig
-        from lerobot.policies.act.processor_act import make_act_pre_post_processors as processors
-
-        config = ACTConfig(**features, device=options.device, pretrained_backbone_weights=None)
-    elif family == 'diffusion':
-        from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
-        from lerobot.policies.diffusion.processor_diffusion import (
-            make_diffusion_pre_post_processors as processors,
-        )
-
-        config = DiffusionConfig(**features, **DIFFUSION, device=options.device)
-    elif family == 'pi05':
-        from lerobot.policies.pi05.configuration_pi05 import PI05Config
-        from lerobot.policies.pi05.processor_pi05 import make_pi05_pre_post_processors as processors
-
-        config = PI05Config(
-            **features,
-            device=options.device,
-            dtype='float32' if options.size == 'mid' else 'bfloat16',
-            tokenizer_max_length=PI05_PROMPT_TOKENS.get(options.size, 200),
-        )
-    else:
-        from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
-        from lerobot.policies.smolvla.processor_smolvla import (
-            make_smolvla_pre_post_processors as processors,
-        )
-
-        vlm = write_vlm(folder, Path(options.tokenizer))
-        config = SmolVLAConfig(**features, device=options.device, vlm_model_name=str(vlm))
+    settings = SETTINGS.get(family, {})
+    if family == 'pi05':
+        settings = {
+            'dtype': 'float32' if options.size == 'mid' else 'bfloat16',
+            'tokenizer_max_length': PI05_PROMPT_TOKENS.get(options.size, 200),
+        }
+    elif family == 'smolvla':
+        settings = {'vlm_model_name': str(write_vlm(folder, Path(options.tokenizer)))}
+    elif family in BASES:
+        base = write_base(BASES[family], folder, Path(options.tokenizer))
+        settings = {**settings, BASES[family].setting: base.name}
+    config_class = imported(family, 'configuration', f'{NAMES[family]}Config')
+    config = config_class(**features, **settings, device=options.device)
     with torch.device(options.device):
         policy = policy_class(family)(config)
     draw_constants(policy)
@@ -254,6 +419,7 @@ def make(options: Options) -> None:
         )
     }
     policy.save_pretrained(folder)
+    processors = imported(family, 'processor', f'make_{family}_pre_post_processors')
     for processor in processors(config, dataset_stats=statistics):
         processor.save_pretrained(folder)
 
@@ -271,6 +437,10 @@ def draw_constants(policy: torch.nn.Module) -> None:
     for matrix in policy.parameters():
         if matrix.ndim > 1 and not matrix.any():
             matrix.normal_(0.0, 0.02)
+    # Gates of MolmoAct2's expert: with zeros its chunk would hardly depend on the images.
+    for name, numbers in policy.named_parameters():
+        if name.endswith('modulation.linear.bias'):
+            numbers.normal_()
 
 
 def write_vlm(folder: Path, tokenizer: Path) -> Path:
@@ -283,6 +453,27 @@ def write_vlm(folder: Path, tokenizer: Path) -> Path:
     fast.pad_token = fast.convert_ids_to_tokens(0)
     fast.save_pretrained(vlm)
     return vlm
+
+
+def write_base(base: Base, folder: Path, tokenizer: Path) -> Path:
+    """Write the model that a folder only names beside it, at its size, with random weights."""
+
+    def changed(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+        parts = {
+            name: changed(settings[name], value) if isinstance(value, dict) else value
+            for name, value in changes.items()
+        }
+        return {**settings, **parts}
+
+    model = folder.with_name(f'{folder.name}_base')
+    shutil.copytree(tokenizer.parent, model, dirs_exist_ok=True)
+    for name, changes in base.files.items():
+        file = model / name
+        file.write_text(json.dumps(changed(json.loads(file.read_text()), changes)))
+    kind = getattr(import_module(base.module), base.name)
+    # LeRobot wants its weights too, which those of the policy replace.
+    kind(kind.config_class.from_pretrained(model)).save_pretrained(model)
+    return model
 
 
 def device_fault(device: str) -> str:
@@ -326,8 +517,13 @@ class Server:
         kind = policy_class(self.family)
         config = PreTrainedConfig.from_pretrained(folder)
         config.device = options.device
-        if self.family == 'pi05':
-            config.dtype = 'float32' if whole else 'bfloat16'
+        if self.family in PRECISION:
+            setattr(config, PRECISION[self.family], 'float32' if whole else 'bfloat16')
+        if self.family == 'vla_jepa' and whole:
+            # It computes its vision-language model in bfloat16, whatever the weights are in.
+            from lerobot.policies.vla_jepa import modeling_vla_jepa
+
+            modeling_vla_jepa._get_autocast_context = lambda *device_and_type: nullcontext()
         if options.compile_mode:
             config.compile_model, config.compile_mode = True, options.compile_mode
         self.policy = kind.from_pretrained(folder, config=config)
@@ -357,6 +553,9 @@ class Server:
         options = {}
         if self.family != 'act':
             options['noise'] = torch.from_numpy(arrays['noise'])[None].to(self.device)
+        if self.family in OWN_NOISE:
+            noise = options.pop('noise')
+            torch.randn = lambda *shape, **given: noise
         return self.after(self.policy.predict_action_chunk(batch, **options))[0].numpy()
 
     def batch(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -442,6 +641,8 @@ def main() -> int:
     if verb == 'check':
         print(device_fault(options.device))
         return 0
+    # A folder names the model beside it by a path that begins here.
+    os.chdir(Path(options.folder).parent)
     prepare_lerobot(options)
     if verb == 'make':
         make(options)

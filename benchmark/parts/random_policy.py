@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vla_runtime.declarations.pi import PiDims
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.weights import PRECISIONS, compute_in_full_precision, state_of
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.pi.declaration import PiDims
-from vla_runtime.families.pi.networks import PiNetwork
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
 from vla_runtime.family.listing import find_family
 from vla_runtime.family.step_schedule import StepSchedule
 from vla_runtime.inference.denoise import flow_times
+from vla_runtime.models.base.flow_network import build_network
+from vla_runtime.models.pi import PiNetwork
 
 SIZES = ('tiny', 'reduced', 'full')
 
@@ -104,17 +104,19 @@ def random_network(
     return network.eval().requires_grad_(False)
 
 
-def keep_plain(network: PiNetwork) -> None:
-    """Have engines that are made of this network run its plain modules."""
-    network.fused = lambda static_shapes=False: network  # type: ignore[method-assign]
-
-
 def with_cameras(network: PiNetwork, family: str, cameras: int) -> PiNetwork:
-    """The same weights, not copied, for another number of cameras."""
+    """The same weights, not copied, for another number of cameras; nothing is joined yet."""
     with torch.device('meta'):
         other = build_network(family, replace(network.dims, cameras=cameras))
     other.load_state_dict(network.state_dict(), assign=True)
     return other.eval().requires_grad_(False)
+
+
+def layer_by_layer(network: PiNetwork, family: str) -> PiNetwork:
+    """The same weights, not copied, in a network that engines leave as it is."""
+    other = with_cameras(network, family, network.dims.cameras)
+    other.join = lambda static_shapes=False: None  # type: ignore[method-assign]
+    return other
 
 
 def random_inputs(

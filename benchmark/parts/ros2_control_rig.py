@@ -31,12 +31,13 @@ from safetensors.numpy import load_file, save_file
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64, Float64MultiArray, String
 from std_srvs.srv import Trigger
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.trajectories import (
     chunk_to_message,
+    chunk_type,
     message_to_plan,
     ns_to_stamp,
+    plan_type,
     stamp_to_ns,
 )
 from vla_runtime.types import ActionChunk, ChunkHeader
@@ -158,9 +159,9 @@ class Rig:
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
         self._description = node.create_publisher(String, 'robot_description', latched)
         self._description.publish(String(data=urdf(words.interface)))
-        self._chunks = node.create_publisher(JointTrajectory, 'action_chunk', 10)
+        self._chunks = node.create_publisher(chunk_type(), 'action_chunk', 10)
         self._scaling = node.create_publisher(Float64, SCALING_TOPIC, 10)
-        node.create_subscription(JointTrajectory, 'committed_plan', self._answer, 10)
+        node.create_subscription(plan_type(), 'committed_plan', self._answer, 10)
         node.create_subscription(
             JointTrajectoryControllerState, 'arm_controller/controller_state', self._state, 2000
         )
@@ -287,7 +288,7 @@ class Rig:
             at = stamp_to_ns(message.header.stamp) * 1e-9
             self.measured.append((at, message.position[message.name.index(ARM[0])]))
 
-    def _answer(self, message: JointTrajectory) -> None:
+    def _answer(self, message: Any) -> None:
         plan = message_to_plan(message)
         now_ns = self.node.get_clock().now().nanoseconds
         ahead = max(0.0, (now_ns - plan.stamp_ns) * 1e-9 / STEP_S) if len(plan.rows) else 0.0

@@ -17,11 +17,11 @@ from parts.camera_drivers import blank_image
 from parts.graph_rig import RELIABLE, SENSOR
 from parts.soak_rig import Child, Rig
 from parts.soak_robot import OTHER
+from rclpy.serialization import serialize_message
 from sensor_msgs.msg import Image, JointState
 from std_srvs.srv import Trigger
-from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.messages.trajectories import ns_to_stamp, stamp_to_ns
+from vla_runtime.messages.trajectories import chunk_type, ns_to_stamp, stamp_to_ns, trajectory_of
 
 _MATCH_S = 5.0
 # `restart_after_outage_s`, with what a busy machine adds.
@@ -33,6 +33,7 @@ _LISTENER = """
 import sys
 import rclpy
 from rclpy.qos import qos_profile_sensor_data
+from rclpy.serialization import serialize_message
 from sensor_msgs.msg import Image
 rclpy.init()
 node = rclpy.create_node('onlooker')
@@ -349,7 +350,7 @@ def _arm_joint(rig: Rig, random: np.random.Generator) -> int:
 
 def stray_chunks(rig: Rig, random: np.random.Generator) -> str:
     """Another publisher of chunks: old ones, of other episodes and joints, and no chunks at all."""
-    publisher = rig.graph.node.create_publisher(JointTrajectory, '/action_chunk', RELIABLE)
+    publisher = rig.graph.node.create_publisher(chunk_type(), '/action_chunk', RELIABLE)
     _wait_for_match(publisher)
     sent = []
     for _ in range(10):
@@ -358,7 +359,7 @@ def stray_chunks(rig: Rig, random: np.random.Generator) -> str:
         name = str(random.choice(list(_SPOILERS)))
         message = copy.deepcopy(rig.newest_chunk)
         _SPOILERS[name](message)
-        rig.strays.add((message.header.frame_id, stamp_to_ns(message.header.stamp)))
+        rig.strays.add(serialize_message(message))
         publisher.publish(message)
         sent.append(name)
         time.sleep(0.05)
@@ -366,46 +367,53 @@ def stray_chunks(rig: Rig, random: np.random.Generator) -> str:
     return ', '.join(sent)
 
 
-def _older(message: JointTrajectory) -> None:
-    ns = stamp_to_ns(message.header.stamp) - 5_000_000_000
-    message.header.stamp = ns_to_stamp(ns)
+def _older(message: Any) -> None:
+    header = trajectory_of(message).header
+    header.stamp = ns_to_stamp(stamp_to_ns(header.stamp) - 5_000_000_000)
 
 
-def _other_episode(message: JointTrajectory) -> None:
+def _other_episode(message: Any) -> None:
+    if trajectory_of(message) is not message:
+        message.episode += 7
+        return
     _, episode, *rest = message.header.frame_id.split()
     number = int(episode.partition('=')[2]) + 7
     message.header.frame_id = ' '.join(['chunk', f'episode={number}', *rest])
 
 
-def _wrong_joint(message: JointTrajectory) -> None:
-    message.joint_names = ['tail', *message.joint_names[1:]]
+def _wrong_joint(message: Any) -> None:
+    trajectory = trajectory_of(message)
+    trajectory.joint_names = ['tail', *trajectory.joint_names[1:]]
 
 
-def _no_number(message: JointTrajectory) -> None:
-    message.points[3].positions[2] = float('nan')
+def _no_number(message: Any) -> None:
+    trajectory_of(message).points[3].positions[2] = float('nan')
 
 
-def _nothing(message: JointTrajectory) -> None:
-    message.points = []
+def _nothing(message: Any) -> None:
+    trajectory_of(message).points = []
 
 
-def _wrong_rate(message: JointTrajectory) -> None:
-    for point in message.points:
+def _wrong_rate(message: Any) -> None:
+    for point in trajectory_of(message).points:
         ns = point.time_from_start.sec * 1_000_000_000 + point.time_from_start.nanosec
         point.time_from_start.sec, point.time_from_start.nanosec = divmod(2 * ns, 1_000_000_000)
 
 
-def _another_frame(message: JointTrajectory) -> None:
-    message.header.frame_id = 'world'
+def _no_chunk(message: Any) -> None:
+    if trajectory_of(message) is message:
+        message.header.frame_id = 'world'
+    else:
+        message.number = 2**64 - 1
 
 
-_SPOILERS: dict[str, Callable[[JointTrajectory], None]] = {
+_SPOILERS: dict[str, Callable[[Any], None]] = {
     'older': _older,
     'other episode': _other_episode,
     'wrong joint': _wrong_joint,
     'no number': _no_number,
     'no points': _nothing,
-    'no chunk': _another_frame,
+    'no chunk': _no_chunk,
     'wrong rate': _wrong_rate,
     'twice': lambda message: None,
 }

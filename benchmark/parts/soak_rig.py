@@ -27,12 +27,12 @@ from parts.soak_checks import STAYS, Fault, Frames, Record, cut_offs
 from parts.soak_robot import SimulatedRobot
 from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter
+from rclpy.serialization import serialize_message
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.diagnostics import values_of
-from vla_runtime.messages.trajectories import stamp_to_ns
+from vla_runtime.messages.trajectories import chunk_type
 from vla_runtime.nodes.middleware import PROFILE_VARIABLES
 from vla_runtime.nodes.node_main import MODULES
 from vla_runtime.nodes.service_call import TRANSITIONS
@@ -49,8 +49,8 @@ from vla_runtime.bundle.schema import (
     NormalisationSpec,
     StateSpec,
 )
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.pi.declaration import PiDims
+from vla_runtime.declarations.pi import PiDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
 from vla_runtime.policy import Policy
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.robot.file import load_robot
@@ -441,8 +441,8 @@ class Rig:
         self.camera_setup = CameraSetup('30 Hz', 30.0)
         self.faults: list[Fault] = []
         self.control: dict[str, str] = {}
-        self.newest_chunk: JointTrajectory | None = None
-        self.strays: set[tuple[str, int]] = set()
+        self.newest_chunk: Any | None = None
+        self.strays: set[bytes] = set()
         self.strayed: list[str] = []
         self.most_stopped = 0.0
         # Whether the robot's motion counts as that of a stopped one, and a start is under way.
@@ -480,7 +480,7 @@ class Rig:
 
     def _listen(self) -> None:
         node = self.graph.node
-        node.create_subscription(JointTrajectory, '/action_chunk', self._on_chunk, RELIABLE)
+        node.create_subscription(chunk_type(), '/action_chunk', self._on_chunk, RELIABLE)
         node.create_subscription(
             DiagnosticArray, f'{self.POLICY}/report', self._on_report, RELIABLE
         )
@@ -488,8 +488,8 @@ class Rig:
         self._instruction = node.create_publisher(String, f'{self.POLICY}/instruction', LATCHED)
         self._instruction.publish(String(data=INSTRUCTION))
 
-    def _on_chunk(self, message: JointTrajectory) -> None:
-        if (message.header.frame_id, stamp_to_ns(message.header.stamp)) not in self.strays:
+    def _on_chunk(self, message: Any) -> None:
+        if serialize_message(message) not in self.strays:
             self.newest_chunk = message
 
     def _on_report(self, message: DiagnosticArray) -> None:

@@ -33,7 +33,7 @@ def written(path) -> dict:
 
 
 def test_a_pytorch_that_does_not_see_the_gpu_is_told(monkeypatch, capsys):
-    monkeypatch.setattr(preflight, '_cuda_devices', lambda: (1, ''))
+    monkeypatch.setattr(preflight, 'driver_devices', lambda: (1, ''))
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     assert gpu.main([]) == 2
     error = capsys.readouterr().err

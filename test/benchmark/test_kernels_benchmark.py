@@ -23,7 +23,7 @@ COUNTED = {
 @pytest.mark.parametrize('name', list(COUNTED))
 def test_counts_of_the_roofline_are_those_of_todays_modules(name, tmp_path):
     bundle = kernels.write_deep(name, tmp_path / 'deep')
-    assert kernels.packed_kernels(name, bundle) == COUNTED[name]['torch']
+    assert kernels.packed_kernels(bundle) == COUNTED[name]['torch']
 
 
 @needs_triton
@@ -31,4 +31,4 @@ def test_counts_of_the_roofline_are_those_of_todays_modules(name, tmp_path):
 @pytest.mark.parametrize('name', list(COUNTED))
 def test_counts_in_triton_kernels_are_those_of_todays_modules(name, tmp_path):
     bundle = kernels.write_deep(name, tmp_path / 'deep')
-    assert kernels.triton_kernels(name, bundle) == COUNTED[name]['triton']
+    assert kernels.triton_kernels(bundle) == COUNTED[name]['triton']

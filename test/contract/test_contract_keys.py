@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,31 @@ def test_an_unknown_setting_of_a_step_is_told(folder, file):
     (note,) = notes_of(folder)
     assert note.startswith(file)
     assert all(f'steps[{index}].config.{KEY}: 3' in note for index in range(min(steps, 10)))
+
+
+@each_folder
+def test_every_field_says_where_it_came_from(folder):
+    """A file of the folder and a key of it, an option, or the project itself."""
+    plan = plan_export(folder.path, folder.options, default_name='tiny')
+    origins = dict(plan.origins)
+    assert {'cameras', 'images', 'state', 'actions', 'statistics.safetensors'} <= set(origins)
+    assert {'denoise_steps', 'step_time_s'} <= set(origins)
+    stated = {one.name for one in fields(plan.spec.dims)}
+    assert ('dimensions.horizon' in origins) == ('horizon' in stated)
+    for place in origins.values():
+        file, _, key = place.partition(', ')
+        if (folder.path / file).suffix == '.json' and key:
+            assert holds(json.loads((folder.path / file).read_text()), key), place
+
+
+def holds(document: Any, field: str) -> bool:
+    """Return whether a document has a field, such as `steps[2].config.eps`."""
+    for part in re.findall(r'[^.\[\]]+', field):
+        at = int(part) if isinstance(document, list) else part
+        if isinstance(document, dict) and at not in document:
+            return False
+        document = document[at]
+    return True
 
 
 @each_folder

@@ -93,7 +93,8 @@ def test_real_time_chunking_equals_the_reference(entry: Entry):
         return denoised(case.network, past, noise, case.steps, plan, weights, case.head)[-1][0][0]
 
     for schedule, tied in case.tied.items():
-        found = chunk(*committed_plan(tied.previous, len(case.noise), case.steps, schedule))
+        plan = committed_plan(tied.previous, len(case.noise), case.steps, schedule, tied.overlap)
+        found = chunk(*plan)
         assert_close(found, tied.actions, bound, schedule)
         assert relative_error(chunk(), tied.actions) > 100 * bound
 

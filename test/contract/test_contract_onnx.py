@@ -19,10 +19,10 @@ from vla_runtime.bundle.onnx_files import vision_names
 from vla_runtime.bundle.schema import WEIGHTS_FILE, CameraSpec
 from vla_runtime.engines.onnx.engine import OnnxEngine
 from vla_runtime.engines.protocol import StepInputs
-from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.family.declaration import distinct_image_sizes
 from vla_runtime.family.listing import find_family, read_time_table
 from vla_runtime.inference.denoise import flow_times
+from vla_runtime.models.base.flow_network import FlowNetwork
 
 pytestmark = pytest.mark.cases
 
@@ -55,8 +55,9 @@ def given(case: Case) -> dict[str, np.ndarray]:
 def step_inputs(case: Case, schedule: str | None = None) -> StepInputs:
     dims = case.network.dims
     noise = torch.zeros(dims.horizon, dims.action_dim) if case.noise is None else case.noise
-    previous = case.tied[schedule].previous if schedule else None
-    found = tied_inputs(noise, case.steps, previous, schedule)
+    tied = case.tied[schedule] if schedule else None
+    of_plan = (tied.previous, schedule, tied.overlap) if tied else ()
+    found = tied_inputs(noise, case.steps, *of_plan)
     rows = {name: value.numpy() for name, value in case.head.items()}
     return StepInputs(found.x, found.row_weight, found.plan, found.plan_weight, rows)
 

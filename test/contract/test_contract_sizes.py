@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from tiny_policy import tiny_dims, tiny_spec
 
 from vla_runtime.bundle.rules import dump_spec, parse_spec
-from vla_runtime.families.flow_network import build_network, empty_network
-from vla_runtime.families.traced_shapes import trace_shapes
 from vla_runtime.family.declaration import observation_steps, with_cameras
 from vla_runtime.family.listing import find_family, preset, preset_names, read_time_table
 from vla_runtime.inference.denoise import flow_times
+from vla_runtime.models.base.flow_network import build_network, empty_network
+from vla_runtime.models.shapes.traced_shapes import trace_shapes
 
 WITH_STEPS = each_family(lambda contract: find_family(contract.family).takes_steps)
 

@@ -22,8 +22,8 @@ from recorded_numbers import recorded
 from torch import Tensor
 
 from vla_convert.export.onnx.verification import verify_onnx
-from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.family.declaration import RowInput, image_sizes
+from vla_runtime.models.base.flow_network import FlowNetwork, build_network
 
 BOUND = 2e-5
 EXPORTED = {
@@ -41,11 +41,26 @@ def sizes_to_run(contract: FamilyContract) -> Mapping[str, Any]:
     return {name: dims for name, dims in sizes_of(contract).items() if name != 'full'}
 
 
+def in_recorded_order(network: FlowNetwork) -> list[tuple[str, Tensor]]:
+    """Parameters in the order of the recordings: a DiT's modulation before its block's layers."""
+    parameters = list(network.named_parameters())
+    first: dict[str, int] = {}
+
+    def place(entry: tuple[int, tuple[str, Tensor]]) -> tuple[int, bool, int]:
+        index, (name, _) = entry
+        if not name.startswith('dit.'):
+            return index, False, index
+        block = '.'.join(name.split('.')[:2])
+        return first.setdefault(block, index), '.modulation.' not in name, index
+
+    return [parameter for _, parameter in sorted(enumerate(parameters), key=place)]
+
+
 def drawn_network(family: str, dims: Any) -> FlowNetwork:
     """A network whose weights all matter."""
     network = build_network(family, dims).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
-    for name, parameter in network.named_parameters():
+    for name, parameter in in_recorded_order(network):
         table = parameter.ndim == 1 or 'position' in name or 'embedding' in name
         inputs = 4 if table else math.prod(parameter.shape[1:])
         drawn = torch.randn(parameter.shape, generator=generator) * inputs**-0.5

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,35 +19,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoint_folders import copy_lerobot_folder, edit_config, edit_json
 from network_cases import relative_error
 from pages import blocks
-from safetensors.torch import save_file
+from paths import ROOT
 
 from vla_convert import readers
-from vla_runtime import families
+from vla_runtime import declarations, models
 from vla_runtime.cli.main import main
-from vla_runtime.families.flow_network import FlowNetwork, build_network
-from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.family.declaration import Family
 from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.models.base.flow_network import FlowNetwork, build_network
+from vla_runtime.models.base.flow_step import DenoiseStep
 from vla_runtime.policy import Policy
 from vla_runtime.types import ActionChunk, Observation
 from vla_tools.selftest.policies import tried_families
 
 PAGE = 'docs/howto/adding_a_family.md'
 # Folder that the page names to the package that it is beside.
-FOLDERS = {'vla_runtime/families/': families, 'vla_convert/readers/': readers}
-_NAMES = ','.join(f'joint_{n}' for n in range(6))
-EXPORT_OPTIONS = ('--state-names', _NAMES, '--action-names', _NAMES, '--units', 'rad')
-EXPORT_OPTIONS += ('--rate-hz', '25', '--advantage', 'task_newline')
-THEIR_NAMES = {
-    'vision.patches': 'vision_tower.patches',
-    'words': 'embed_tokens',
-    'hidden': 'mlp.hidden',
-    'out': 'mlp.out',
+FOLDERS = {
+    'vla_runtime/declarations/': declarations,
+    'vla_runtime/models/': models,
+    'vla_convert/readers/': readers,
 }
+# Guidance is between two advantage tags.
+TAGS = ('--advantage', 'task_newline')
 
 
 @pytest.fixture(scope='module')
@@ -77,44 +76,44 @@ def network(toy: Family) -> FlowNetwork:
 
 
 @pytest.fixture(scope='module')
-def bundle(toy: Family, network: FlowNetwork, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy's bundle with ONNX files, as the verb writes it."""
-    folder = write_folder(toy, network, tmp_path_factory.mktemp('checkpoint') / 'toy')
+def checkpoint(toy: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the page's script writes."""
+    folder = tmp_path_factory.mktemp('checkpoint') / 'toy'
+    names: dict[str, Any] = {'__name__': 'make_toy'}
+    exec(script('make_toy.py'), names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        names['write_checkpoint'](folder)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy's bundle with ONNX files, as the page's command writes it, with tags for guidance."""
     target = tmp_path_factory.mktemp('bundles') / 'toy'
-    assert main(['export', str(folder), '--out', str(target), *EXPORT_OPTIONS]) == 0
+    assert export(checkpoint, target, *TAGS) == 0
     return target
 
 
-def write_folder(toy: Family, network: FlowNetwork, folder: Path) -> Path:
-    """A LeRobot folder of the toy: another family's, with what is the toy's own changed."""
-    copy_lerobot_folder(folder)
-    dims = toy.presets['toy']
-    edit_config(
-        folder,
-        type='toy',
-        image_resolution=[dims.image_size, dims.image_size],
-        chunk_size=dims.horizon,
-        max_action_dim=dims.action_dim,
-        max_state_dim=dims.state_dim,
-        num_steps=4,
-        tokenizer_max_length=dims.prompt_length,
-    )
-    own = 'pi05_prepare_state_tokenizer_processor_step'
+def export(checkpoint: Path, target: Path, *options: str) -> int:
+    places = {'checkpoints/toy': str(checkpoint), 'engines/toy': str(target)}
+    return main([*(places.get(word, word) for word in export_command()), *options])
 
-    def change(document: dict) -> None:
-        document['steps'] = [s for s in document['steps'] if s['registry_name'] != own]
-        for step in document['steps']:
-            if step['registry_name'] == 'tokenizer_processor':
-                step['config']['max_length'] = dims.prompt_length
 
-    edit_json(folder / 'policy_preprocessor.json', change)
-    tensors = {}
-    for name, tensor in network.state_dict().items():
-        module, _, leaf = name.rpartition('.')
-        tensors[f'model.{THEIR_NAMES[module]}.{leaf}'] = tensor
-    (folder / 'model.safetensors').unlink()
-    save_file(tensors, folder / 'model.safetensors')
-    return folder
+def script(name: str) -> str:
+    """A Python block of the page by the name in its first line."""
+    found = [one for one in blocks(PAGE, 'python') if one.startswith(f'# {name}\n')]
+    assert len(found) == 1
+    return found[0]
+
+
+def export_command() -> list[str]:
+    """Words behind `vla_runtime` of the page's export."""
+    (shell,) = (block for block in blocks(PAGE, '') if 'vla_runtime export' in block)
+    values = dict(re.findall(r'^([A-Z]+)=(.*)$', shell, re.MULTILINE))
+    (line,) = (one for one in shell.splitlines() if 'vla_runtime export' in one)
+    words = shlex.split(line.partition('vla_runtime ')[2])
+    return [values.get(word.removeprefix('$'), word) for word in words]
 
 
 @torch.no_grad()
@@ -133,7 +132,7 @@ def prefix_of(network: FlowNetwork, toy: Family, rows: int, hidden: float = 0.0)
 
 def test_the_declaration_is_found_without_pytorch(toy: Family) -> None:
     assert toy.dims.__name__ == 'ToyDims'
-    source = (Path(str(sys.modules['vla_runtime.families.toy.declaration'].__file__))).read_text()
+    source = (Path(str(sys.modules['vla_runtime.declarations.toy'].__file__))).read_text()
     assert 'torch' not in source
     assert toy.name in family_names()
     # `selftest` has policies of the package's own families.
@@ -178,7 +177,9 @@ def test_a_denoise_step_takes_rows_and_requests(
 
 def observation(seed: int = 0) -> Observation:
     rng = np.random.default_rng(seed)
-    images = {name: rng.integers(0, 256, (48, 64, 3), dtype=np.uint8) for name in ('top', 'wrist')}
+    images = {
+        name: rng.integers(0, 256, (48, 64, 3), dtype=np.uint8) for name in ('front', 'wrist')
+    }
     return Observation(images, rng.uniform(-0.1, 0.1, 6), 'touch the red block')
 
 
@@ -201,3 +202,39 @@ def test_onnx_runtime_gives_the_chunks_of_pytorch(bundle: Path, cfg_enabled: boo
 
 def test_verify_repeats_the_comparison(bundle: Path) -> None:
     assert main(['verify', str(bundle)]) == 0
+
+
+def test_the_export_of_the_page_raises_no_alarm_and_its_bundle_fits_the_tabletop(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / 'toy'
+    assert export(checkpoint, target, '--onnx-precision', 'none') == 0
+    said = ''.join(capsys.readouterr())
+    assert 'does not know' not in said
+    assert main(['check', 'tabletop', str(target)]) == 0
+
+
+def test_the_inference_of_the_page_runs(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / 'engines').mkdir()
+    (tmp_path / 'engines' / 'toy').symlink_to(bundle)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(script('infer.py'), names)
+    assert names['chunk'].actions.shape == (8, 6)
+    assert names['chunk'].names[-1] == 'gripper'
+
+
+def test_the_code_of_the_page_passes_ruff(tmp_path: Path) -> None:
+    ruff = shutil.which('ruff', path=Path(sys.executable).parent)
+    if ruff is None:
+        pytest.skip('ruff is not installed')
+    for index, block in enumerate(blocks(PAGE, 'python')):
+        (tmp_path / f'block_{index}.py').write_text(block, encoding='utf-8')
+    # As where the page's files are in their folders.
+    ours = 'lint.isort.known-first-party = ["vla_runtime", "vla_convert"]'
+    words = [ruff, 'check', '--no-cache', '--config', str(ROOT / 'pyproject.toml')]
+    words += ['--config', ours, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

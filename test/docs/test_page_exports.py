@@ -104,6 +104,13 @@ def lerobot_pi(here: Path) -> tuple[str, ...]:
     return PI_HEADS
 
 
+def lerobot_saved(here: Path) -> tuple[str, ...]:
+    """A folder of after 0.6.1, with the tokenizer in it."""
+    added = lerobot_pi(here)
+    put_tokenizer(tokenizer_of('pi05'), here / TRAINED / 'tokenizer' / 'tokenizer.json')
+    return added
+
+
 def openpi(here: Path) -> tuple[str, ...]:
     write_openpi_folder(here / 'path/to/openpi', tiny_tensors(), openpi_statistics(7))
     return lerobot_pi(here)
@@ -220,6 +227,53 @@ def multi_task_dit(here: Path) -> tuple[str, ...]:
     return (*heads, '--target', 'b,f')
 
 
+def xvla(here: Path) -> tuple[str, ...]:
+    folder = here / 'path/to/xvla'
+    shutil.copytree(shipped('xvla_folder').with_suffix(''), folder)
+    put_tokenizer(folder / 'tokenizer.json', here / 'path/to/bart/tokenizer.json')
+    (folder / 'tokenizer.json').unlink()
+    return ()
+
+
+def vla_jepa_of_six(here: Path) -> tuple[str, ...]:
+    """A folder whose state and actions are six joints, as those of the simulated arm."""
+    added = vla_jepa(here)
+    folder = here / 'path/to/vla_jepa'
+    for file in folder.glob('*.json'):
+        file.write_text(re.sub(r'"shape": \[\s*[78]\s*\]', '"shape": [6]', file.read_text()))
+    edit_config(folder, action_dim=6, state_dim=6)
+    for file in folder.glob('*.safetensors'):
+        save_file({name: of_six(name, value) for name, value in load_file(file).items()}, file)
+    return added
+
+
+def of_six(name: str, tensor: Tensor) -> Tensor:
+    """Cut a tensor of VLA-JEPA to six numbers of its state and actions."""
+    if name.endswith(('action_encoder.layer1.weight', 'state_encoder.layer1.weight')):
+        tensor = tensor[:, :6]
+    elif name.startswith(('action.', 'observation.state.')) or 'action_decoder.layer2' in name:
+        tensor = tensor[:6]
+    return tensor.contiguous()
+
+
+def vla_jepa(here: Path) -> tuple[str, ...]:
+    folder = here / 'path/to/vla_jepa'
+    shutil.copytree(shipped('vla_jepa_folder').with_suffix(''), folder)
+    shutil.copytree(shipped('vla_jepa_folder_base').with_suffix(''), here / 'path/to/qwen')
+    joints = tuple(f'joint_{n}' for n in range(7))
+    write_dataset(here / 'path/to/dataset', (*joints, 'gripper'), (*joints[:6], 'gripper'))
+    return ()
+
+
+def molmoact2(here: Path, *, target: str) -> tuple[str, ...]:
+    shutil.copytree(shipped('molmoact2_folder').with_suffix(''), here / 'path/to/molmoact2')
+    edit_config(here / 'path/to/molmoact2', checkpoint_path='allenai/MolmoAct2-SO100_101')
+    model = shipped('molmoact2_folder_base').with_suffix('')
+    shutil.copytree(model, here / 'path/to/MolmoAct2-SO100_101')
+    # Statistics are of random numbers.
+    return ('--target', target)
+
+
 def groot_n15(here: Path) -> tuple[str, ...]:
     write_groot_folder(here / 'path/to/n15')
     put_tokenizer(tokenizer_of('groot_n15'), here / 'path/to/eagle/tokenizer.json')
@@ -309,6 +363,7 @@ MAKERS: dict[tuple[str, str], Callable[[Path], tuple[str, ...]]] = {
     ('path/to/openpi', ''): openpi,
     (TRAINED, 'paligemma_tokenizer.model'): lerobot_pi,
     (TRAINED, 'path/to/vlm/tokenizer.json'): smolvla,
+    (TRAINED, ''): lerobot_saved,
     ('path/to/checkpoint', 'paligemma_tokenizer.model'): lerobot_pi,
     ('path/to/checkpoint', 'path/to/tokenizer.json'): lerobot_pi,
     ('path/to/checkpoint', '--pose-steps'): libero,
@@ -324,6 +379,11 @@ MAKERS: dict[tuple[str, str], Callable[[Path], tuple[str, ...]]] = {
     ('path/to/bitvla', ''): bitvla,
     ('path/to/diffusion', ''): diffusion,
     ('path/to/multi_task_dit', ''): multi_task_dit,
+    ('path/to/xvla', ''): xvla,
+    ('path/to/vla_jepa', 'path/to/demo'): vla_jepa_of_six,
+    ('path/to/vla_jepa', ''): vla_jepa,
+    ('path/to/molmoact2', 'path/to/demo'): partial(molmoact2, target='wrist_flex'),
+    ('path/to/molmoact2', ''): partial(molmoact2, target='d'),
     ('path/to/n16', ''): groot_n16,
     ('path/to/n17', ''): groot_n17,
 }
@@ -337,11 +397,11 @@ def exports(page: str) -> list[list[str]]:
     return [words for words in found if '--onnx-precision' not in words]
 
 
-def robots_of(page: str) -> list[str]:
+def robots_of(page: str, bundle: str) -> list[str]:
     """Robot files that a page compares with the bundle that it has just made."""
     text = '\n'.join(blocks(page, '', 'bash'))
-    found = re.findall(r'vla_runtime check (\w+) path/to/bundle$', text, re.MULTILINE)
-    return [robot for robot in found if page.startswith('docs/start/')]
+    found = re.findall(rf'vla_runtime check (\w+) {bundle}$', text, re.MULTILINE)
+    return found if page.startswith(('docs/start/', 'docs/reference/families/')) else []
 
 
 # Pages of a new family, and of bundles that are exported again, are followed elsewhere.
@@ -353,6 +413,13 @@ ELSEWHERE = (
 COMMANDS = [
     (page, tuple(words)) for page in PAGES if page not in ELSEWHERE for words in exports(page)
 ]
+
+
+def test_pages_that_lead_to_the_simulated_arm_say_which_bundle_fits_it() -> None:
+    for family in ('xvla', 'molmoact2', 'vla_jepa'):
+        page = f'docs/reference/families/{family}.md'
+        (words,) = (words for at, words in COMMANDS if at == page and 'path/to/demo' in words)
+        assert robots_of(page, words[words.index('--out') + 1]) == ['tabletop']
 
 
 def test_every_page_of_a_family_has_an_export() -> None:
@@ -374,7 +441,8 @@ def test_an_export_of_a_page_runs_as_it_is_written(tmp_path, monkeypatch, page, 
         put_in_degrees(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert main([*words, *added, '--onnx-precision', 'none']) == 0
-    spec = read_bundle(words[words.index('--out') + 1]).spec
+    bundle = words[words.index('--out') + 1]
+    spec = read_bundle(bundle).spec
     if '--pose-steps' in words:
         assert [pose.delta_from for pose in spec.poses] == ['step']
     # Without units of its own, what is measured of the pose has them by --pose-state.
@@ -383,8 +451,8 @@ def test_an_export_of_a_page_runs_as_it_is_written(tmp_path, monkeypatch, page, 
         units = {one.name: one.unit for one in spec.state}
         assert [units[name] for name in measured] == [*'mmm', *['rad'] * 3]
     # What a quick start says next. The tiny ACT's images are not of the robot's size.
-    for robot in robots_of(page) if spec.family != 'act' else ():
-        assert main(['check', robot, words[words.index('--out') + 1]]) == 0
+    for robot in robots_of(page, bundle) if spec.family != 'act' else ():
+        assert main(['check', robot, bundle]) == 0
     # Units are as the page says, whatever the data set calls the gripper.
     assert {one.unit for one in (*spec.state, *spec.actions)} <= {
         *('rad', 'deg', '1', 'percent', 'm', 'm/s', 'rad/s'),

@@ -28,10 +28,10 @@ from family_contracts.declaration import (
 from family_contracts.robot import CAMERAS, IMAGE_SIZE, JOINTS, numbered
 from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.bundle.schema import ImageSpec
-from vla_runtime.families.act import networks
-from vla_runtime.families.act.declaration import ActDims, StackDims
-from vla_runtime.families.act.networks import map_positions
-from vla_runtime.families.blocks.dimensions import ResNetDims
+from vla_runtime.declarations.act import ActDims, StackDims
+from vla_runtime.family.dimensions import ResNetDims
+from vla_runtime.models import act as networks
+from vla_runtime.models.act import map_positions
 from vla_runtime.types import Observation
 
 

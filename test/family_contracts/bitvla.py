@@ -15,14 +15,14 @@ from torch.nn import functional as F
 from family_contracts.declaration import Case, FamilyContract, Fault, OtherDims, Patched
 from family_contracts.robot import CAMERAS, places_of
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
-from vla_runtime.families import parallel_network
-from vla_runtime.families.bitvla import networks
-from vla_runtime.families.bitvla.declaration import BitVlaDims
-from vla_runtime.families.bitvla.networks import BitVla, TernaryMlp
-from vla_runtime.families.blocks import siglip, ternary
-from vla_runtime.families.blocks.attention import rotary
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.blocks.ternary import TernaryLinear
+from vla_runtime.declarations.bitvla import BitVlaDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
+from vla_runtime.models import bitvla as networks
+from vla_runtime.models.base import parallel_network
+from vla_runtime.models.bitvla import BitVla, TernaryMlp
+from vla_runtime.models.blocks import siglip, ternary
+from vla_runtime.models.blocks.attention import rotary
+from vla_runtime.models.blocks.ternary import TernaryLinear
 
 TOKENIZER = 'bitvla_tokenizer.json'
 

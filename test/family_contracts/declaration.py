@@ -24,10 +24,14 @@ File = Literal['vision.onnx', 'prefix.onnx', 'expert.onnx', 'monolithic.onnx', '
 
 @dataclass(frozen=True)
 class Tied:
-    """A chunk of real-time chunking, and the previous chunk that it was tied to, (n, A)."""
+    """A chunk of real-time chunking, and the previous chunk that it was tied to, (n, A).
+
+    `overlap`: actions that are conditioned.
+    """
 
     previous: Tensor
     actions: Tensor
+    overlap: int = 6
 
 
 @dataclass(frozen=True)

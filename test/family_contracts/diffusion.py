@@ -21,13 +21,13 @@ from family_contracts.robot import CAMERAS, IMAGE_SIZE, JOINTS, numbered
 from vla_convert.checkpoints.lerobot_folder import with_earlier_frames
 from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.bundle.schema import BundleSpec, ImageSpec, earlier_name
-from vla_runtime.families import diffusion_network
-from vla_runtime.families.blocks import resize
-from vla_runtime.families.blocks.dimensions import ResNetDims
-from vla_runtime.families.blocks.resize import crop_middle
-from vla_runtime.families.diffusion import networks
-from vla_runtime.families.diffusion.declaration import DiffusionDims, UNetDims
+from vla_runtime.declarations.diffusion import DiffusionDims, UNetDims
+from vla_runtime.family.dimensions import ResNetDims
 from vla_runtime.family.noise_schedule import NoiseScheduler
+from vla_runtime.models import diffusion as networks
+from vla_runtime.models.base import diffusion_network
+from vla_runtime.models.blocks import resize
+from vla_runtime.models.blocks.resize import crop_middle
 from vla_runtime.types import Observation
 
 

@@ -29,10 +29,11 @@ from family_contracts.declaration import (
 )
 from family_contracts.robot import CAMERAS, JOINTS, places_of
 from vla_runtime.bundle.schema import ImageSpec
-from vla_runtime.families.blocks.attention import rotary
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.evo1 import declaration, networks
-from vla_runtime.families.evo1.declaration import Evo1Dims, HeadDims
+from vla_runtime.declarations import evo1 as declaration
+from vla_runtime.declarations.evo1 import Evo1Dims, HeadDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
+from vla_runtime.models import evo1 as networks
+from vla_runtime.models.blocks.attention import rotary
 from vla_runtime.types import Observation
 
 TOKENIZER = 'smolvla_folder/tokenizer.json'

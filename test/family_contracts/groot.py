@@ -31,20 +31,27 @@ from family_contracts.declaration import (
 )
 from family_contracts.robot import CAMERAS, places_of
 from vla_convert.checkpoints.options import ExportOptions
-from vla_convert.readers.groot import n16_checkpoint
 from vla_runtime.bundle.schema import BundleSpec, CropSpec, ImageSpec
-from vla_runtime.families.blocks.attention import Rotary, rotate
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.blocks.interleaving import separated
-from vla_runtime.families.groot import declaration, eagle, qwen3_vl, siglip2
-from vla_runtime.families.groot.dimensions import GrootDims, StackDims
-from vla_runtime.families.groot.n16_dimensions import GROOT_N16, GrootN16Dims, Siglip2Dims
-from vla_runtime.families.groot.n17_dimensions import GROOT_N17, GrootN17Dims, QwenVisionDims
-from vla_runtime.families.groot.networks import GrootN15, GrootN16, GrootN17
-from vla_runtime.families.groot.qwen3_vl import QwenVision
-from vla_runtime.families.groot.siglip2 import EagleVision2, GridAttention
-from vla_runtime.families.groot.vision import EagleVision
+from vla_runtime.declarations.groot import (
+    GROOT_N16,
+    GROOT_N17,
+    GrootDims,
+    GrootN16Dims,
+    GrootN17Dims,
+    Siglip2Dims,
+)
+from vla_runtime.family import dit as declaration
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
+from vla_runtime.family.dit import StackDims
+from vla_runtime.family.frame_vision import FrameVisionDims
 from vla_runtime.family.listing import find_family
+from vla_runtime.models.blocks import qwen3_vl
+from vla_runtime.models.blocks.attention import Rotary, rotate
+from vla_runtime.models.blocks.interleaving import separated
+from vla_runtime.models.blocks.qwen3_vl import QwenVision
+from vla_runtime.models.groot import networks, towers
+from vla_runtime.models.groot.networks import GrootN15, GrootN16, GrootN17
+from vla_runtime.models.groot.towers import EagleVision, EagleVision2, GridAttention
 from vla_runtime.processing.prompts import PromptLayout
 
 TOKENIZER = 'groot_tokenizer.json'
@@ -99,7 +106,7 @@ def tiny_n16(horizon: int) -> GrootN16Dims:
 
 def tiny_n17(horizon: int) -> GrootN17Dims:
     return GrootN17Dims(
-        vision=QwenVisionDims(positions=5, deepstack=(1,), **_TOWER),
+        vision=FrameVisionDims(positions=5, deepstack=(1,), **_TOWER),
         image=(32, 48),
         language=DecoderDims(
             width=40, depth=3, mlp_dim=48, num_heads=4, num_kv_heads=2, head_dim=16
@@ -234,10 +241,10 @@ def angles_in_half(*more: str) -> dict[str, Fault]:
 # --- faults of N1.5 -------------------------------------------------------------------------------
 
 
-def shuffled(*order: int) -> Callable[[EagleVision, Tensor], Tensor]:
-    def wrong(self: EagleVision, x: Tensor) -> Tensor:
+def shuffled(*order: int) -> Callable[[Tensor, int, int], Tensor]:
+    def wrong(x: Tensor, side: int, edge: int) -> Tensor:
         n, _, width = x.shape
-        edge, few = self.edge, self.side // self.edge
+        few = side // edge
         squares = x.view(n, few, edge, few, edge, width).permute(0, *order)
         return squares.reshape(n, few * few, edge * edge * width)
 
@@ -260,13 +267,13 @@ def actions_off_by_one(self: GrootN15, x: Tensor, state: Tensor, conditioning: T
 
 
 def faults_n15() -> Mapping[str, Fault]:
-    rotary = eagle.rotary
+    rotary = networks.rotary
     return {
         'squares column by column': Patched(
-            EagleVision, 'shuffled', shuffled(1, 3, 4, 2, 5), 'vision.onnx', quick=True
+            towers, 'shuffle_pixels', shuffled(1, 3, 4, 2, 5), 'vision.onnx', quick=True
         ),
         'channels of squares first': Patched(
-            EagleVision, 'shuffled', shuffled(1, 3, 5, 2, 4), 'vision.onnx'
+            towers, 'shuffle_pixels', shuffled(1, 3, 5, 2, 4), 'vision.onnx'
         ),
         'patch positions off by one': Patched(
             EagleVision,
@@ -278,10 +285,14 @@ def faults_n15() -> Mapping[str, Fault]:
             EagleVision, 'positions', column_positions, 'vision.onnx'
         ),
         'rope base of Llama': Patched(
-            eagle, 'rotary', lambda p, size, base: rotary(p, size, 1e4), 'prefix.onnx'
+            networks, 'rotary', lambda p, size, base: rotary(p, size, 1e4), 'prefix.onnx'
         ),
         'rope positions backwards': Patched(
-            eagle, 'rotary', lambda p, size, base: rotary(-p, size, base), 'prefix.onnx', quick=True
+            networks,
+            'rotary',
+            lambda p, size, base: rotary(-p, size, base),
+            'prefix.onnx',
+            quick=True,
         ),
         'action positions off by one': Patched(
             GrootN15, 'embed_tokens', actions_off_by_one, 'expert.onnx', quick=True
@@ -342,11 +353,11 @@ def faults_n16() -> Mapping[str, Fault]:
             *(EagleVision2, 'places'),
             lambda self, rows, columns, device: _PLACES(self, rows, columns, device).flip(-1),
         ),
-        'positions between corners': (siglip2, 'resizing', resizing_between_corners),
-        'positions without antialias': (siglip2, 'resizing', resizing_without_antialias),
+        'positions between corners': (towers, 'resizing', resizing_between_corners),
+        'positions without antialias': (towers, 'resizing', resizing_without_antialias),
         "N1.5's pixel shuffle": (EagleVision2, 'unshuffled', pixel_shuffle_of_n15),
         # Pairs of a head's two halves, as the language model has them.
-        'pairs in halves': (GridAttention, 'turned', lambda self, x, angles: rotate(x, angles)),
+        'pairs in halves': (GridAttention, 'rotate', lambda self, x, angles: rotate(x, angles)),
         'no windows': (EagleVision2, 'windows', lambda self, *size: None),
         'no rotary positions': (EagleVision2, 'rotary', lambda self, *size: None),
     }
@@ -517,8 +528,6 @@ STAND_IN = PromptLayout(
 
 def stand_in(patch: pytest.MonkeyPatch) -> None:
     """Read N1.6's folders with the cases' prompt."""
-    model = replace(n16_checkpoint._MODEL, prompt=STAND_IN)
-    patch.setattr(n16_checkpoint, '_MODEL', model)
     patch.setitem(find_family(N16).templates, 'chat', STAND_IN)  # type: ignore[arg-type]
 
 
@@ -656,7 +665,7 @@ VARIANTS_N17 = {
     'all blocks read the text': replace(_N17, text_every=1),
     'three tall images': replace(
         _N17,
-        vision=QwenVisionDims(
+        vision=FrameVisionDims(
             width=24,
             depth=3,
             num_heads=3,

@@ -24,18 +24,19 @@ from family_contracts.declaration import Case, FamilyContract, Fault, Folder, Pa
 from family_contracts.robot import CAMERAS, IMAGE_SIZE, JOINTS
 from vla_convert.checkpoints.lerobot_folder import with_earlier_frames
 from vla_runtime.bundle.schema import BundleSpec, ImageSpec, earlier_name
-from vla_runtime.families import diffusion_network
-from vla_runtime.families.blocks.attention import Rotary
-from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.multi_task_dit import networks
-from vla_runtime.families.multi_task_dit.declaration import (
+from vla_runtime.declarations.multi_task_dit import (
     DitDims,
     MultiTaskDitDims,
     MultiTaskDitFlowDims,
     TextDims,
     TransformerDims,
 )
+from vla_runtime.family.dimensions import VisionDims
 from vla_runtime.family.noise_schedule import NoiseScheduler
+from vla_runtime.models import multi_task_dit as networks
+from vla_runtime.models.base import diffusion_network
+from vla_runtime.models.blocks.attention import Rotary
+from vla_runtime.models.blocks.transformer import Block
 from vla_runtime.types import Observation
 
 
@@ -119,8 +120,8 @@ FLOW_VARIANTS = {
 }
 
 _OBSERVATION, _FEATURES = networks.Dit.observation, networks.Dit.image_features
-_CLIP_ATTENTION, _BLOCK = networks.ClipAttention.forward, networks.ActionBlock.forward
-_ATTENTION, _VISION = networks.ActionAttention.forward, networks.ClipVision.forward
+_BLOCK, _SPLIT = Block.forward, networks.ActionBlock.split
+_VISION = networks.ClipVision.forward
 _CONDITIONING = networks.MultiTaskDitFlow.time_conditioning
 _ADVANCE, _TIME_CODE, _ENDING = diffusion_network.advance, networks.time_code, networks.ending
 
@@ -139,8 +140,8 @@ def last_patch(self: networks.ClipVision, pixels: Tensor) -> Tensor:
     return x[:, -1:].float()
 
 
-def sees_what_follows(self: networks.ClipAttention, x: Tensor, seen: Tensor | None) -> Tensor:
-    return _CLIP_ATTENTION(self, x, None)
+def sees_what_follows(self: Block, x: Tensor, seen: Tensor | None = None, **more: Any) -> Tensor:
+    return _BLOCK(self, x, None, **more)
 
 
 def one_before(x: Tensor, token_mask: Tensor) -> Tensor:
@@ -155,24 +156,22 @@ def newest_image_first(self: networks.Dit, tokens: Tensor, mask: Tensor) -> Tens
     return _FEATURES(self, tokens, mask).flip(0)
 
 
-def no_positions(self: networks.ActionAttention, x: Tensor, positions: Rotary | None) -> Tensor:
-    return _ATTENTION(self, x, None)
+def no_positions(self: Block, x: Tensor, *, rotation: Rotary, **more: Any) -> Tensor:
+    return _BLOCK(self, x, **more)
 
 
 def another_order(*order: int) -> Callable[..., Tensor]:
     """A block whose modulation has its six parts in another order."""
 
-    def forward(
-        self: networks.ActionBlock, x: Tensor, modulation: Tensor, positions: Rotary | None
-    ) -> Tensor:
+    def split(modulation: Tensor) -> Any:
         parts = modulation.chunk(6, dim=2)
-        return _BLOCK(self, x, torch.cat([parts[part] for part in order], dim=2), positions)
+        return _SPLIT(torch.cat([parts[part] for part in order], dim=2))
 
-    return forward
+    return staticmethod(split)
 
 
-def scaled_alone(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=1e-6) * scale + shift
+def scaled_alone(modulation: Tensor) -> Any:
+    return [(scale - 1, shift, gate) for scale, shift, gate in _SPLIT(modulation)]
 
 
 def updated(*places: int, value: float = 0.0) -> Callable[..., Tensor]:
@@ -196,7 +195,7 @@ def faults() -> Mapping[str, Fault]:
         'the last patch for the class token': (networks.ClipVision, 'forward', last_patch),
     }
     prefix: dict[str, Any] = {
-        'a token sees what follows': (networks.ClipAttention, 'forward', sees_what_follows),
+        'a token sees what follows': (Block, 'forward', sees_what_follows),
         'the last word for the end': (networks, 'ending', one_before),
         'newest state first': (networks.Dit, 'observation', newest_state_first),
         'newest image first': (networks.Dit, 'image_features', newest_image_first),
@@ -205,11 +204,11 @@ def faults() -> Mapping[str, Fault]:
     expert: dict[str, Any] = {
         'scale before shift': (
             networks.ActionBlock,
-            'forward',
+            'split',
             another_order(1, 0, 2, 4, 3, 5),
         ),
-        'the scale without one': (networks, 'modulated', scaled_alone),
-        'no rotary positions': (networks.ActionAttention, 'forward', no_positions),
+        'the scale without one': (networks.ActionBlock, 'split', staticmethod(scaled_alone)),
+        'no rotary positions': (networks.ActionBlock, 'forward', no_positions),
         'clean actions not clipped': (diffusion_network, 'advance', updated(3, value=1e9)),
         'no noise in a step': (diffusion_network, 'advance', updated(8)),
     }

@@ -18,12 +18,11 @@ from torch import Tensor
 from family_contracts.declaration import Case, FamilyContract, Fault, Folder, Patched, Recorded
 from family_contracts.robot import CAMERAS, JOINTS
 from vla_runtime.bundle.schema import ImageSpec
-from vla_runtime.families import token_network
-from vla_runtime.families.blocks import siglip
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.openvla import networks
-from vla_runtime.families.openvla.declaration import OPENVLA, OpenVlaDims
-from vla_runtime.families.openvla.networks import OpenVla, Tower
+from vla_runtime.declarations.openvla import OPENVLA, OpenVlaDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
+from vla_runtime.models import openvla as networks
+from vla_runtime.models.base import token_network
+from vla_runtime.models.openvla import OpenVla, Tower
 from vla_runtime.types import Observation
 
 KIND = 'openvla_full'
@@ -133,9 +132,9 @@ def tanh_gelu(x: Tensor) -> Tensor:
 
 
 def faults() -> Mapping[str, Fault]:
-    """Those of a whole answer are in test/runtime/families/openvla."""
+    """Those of a whole answer are in test/runtime/models/openvla."""
     vision: dict[str, tuple[Any, str, Any]] = {
-        'tanh in the towers': (siglip.F, 'gelu', tanh_gelu),
+        'tanh in the towers': (networks.F, 'gelu', tanh_gelu),
         'a position on the class token': (Tower, 'embed', position_on_the_class_token),
         'colours not normalised': (networks, '_normalised', lambda pixels, mean, std: pixels),
     }

@@ -32,13 +32,13 @@ from family_contracts.declaration import (
 )
 from family_contracts.robot import CAMERAS, JOINTS
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
-from vla_runtime.families import parallel_network
-from vla_runtime.families.blocks import llama, siglip
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.openvla import networks
-from vla_runtime.families.openvla.declaration import OPENVLA_OFT, OpenVlaOftDims
-from vla_runtime.families.openvla.networks import OpenVlaOft, Tower
-from vla_runtime.families.parallel_network import HeadBlock
+from vla_runtime.declarations.openvla import OPENVLA_OFT, OpenVlaOftDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
+from vla_runtime.models import openvla as networks
+from vla_runtime.models.base import parallel_network
+from vla_runtime.models.base.parallel_network import HeadBlock
+from vla_runtime.models.blocks import transformer
+from vla_runtime.models.openvla import OpenVlaOft, Tower
 
 KIND = 'openvla_full'
 
@@ -87,7 +87,7 @@ def past(dims: OpenVlaOftDims) -> Mapping[str, tuple[int, ...]]:
     return {'action_features': (1, dims.horizon, dims.action_dim * dims.language.width)}
 
 
-_EMBED, _READ, _ATTEND = OpenVlaOft.embed_prefix, OpenVlaOft.read, llama.attend
+_EMBED, _READ, _ATTEND = OpenVlaOft.embed_prefix, OpenVlaOft.read, transformer.attend
 _ROTARY, _TOWER, _BLOCK = parallel_network.rotary, Tower.embed, HeadBlock.forward
 _PROMPT = OpenVlaOft.embed_prompt
 
@@ -97,7 +97,10 @@ def cameras_turned(self: Any, image_tokens: Tensor, image_mask: Tensor, *rows: T
     return _EMBED(self, *turned, *rows)
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+def causal(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
+    if seen is None:
+        # The towers'.
+        return _ATTEND(q, k, v, seen)
     length = k.shape[2]
     lower = torch.ones(1, length, length, dtype=torch.bool, device=k.device).tril()
     return _ATTEND(q, k, v, torch.logical_and(seen, lower))
@@ -149,12 +152,12 @@ def tanh_gelu(x: Tensor) -> Tensor:
 
 def faults() -> Mapping[str, Fault]:
     vision: dict[str, tuple[Any, str, Any]] = {
-        'tanh in the towers': (siglip.F, 'gelu', tanh_gelu),
+        'tanh in the towers': (networks.F, 'gelu', tanh_gelu),
         'colours not normalised': (networks, '_normalised', lambda pixels, mean, std: pixels),
     }
     prefix: dict[str, tuple[Any, str, Any]] = {
         'cameras turned': (OpenVlaOft, 'embed_prefix', cameras_turned),
-        'causal': (llama, 'attend', causal),
+        'causal': (transformer, 'attend', causal),
         'read in place': (OpenVlaOft, 'read', read_in_place),
         'padding seen': (OpenVlaOft, 'read', padding_seen),
         'the state at the end': (OpenVlaOft, 'embed_prompt', state_at_the_end),

@@ -26,10 +26,10 @@ from family_contracts.declaration import (
 )
 from family_contracts.robot import CAMERAS
 from vla_convert.checkpoints.options import ExportOptions
-from vla_runtime.families.blocks.attention import rotary
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.pi import networks
-from vla_runtime.families.pi.declaration import PiDims
+from vla_runtime.declarations.pi import PiDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
+from vla_runtime.models.base import expert_network
+from vla_runtime.models.blocks.attention import rotary
 from vla_runtime.types import Observation
 
 
@@ -101,10 +101,10 @@ def faults() -> Mapping[str, Fault]:
     """Those of numbers in the files are in test/convert/export/test_onnx_precision.py."""
     return {
         'positions backwards': Patched(
-            networks, 'rotary', lambda p, size: rotary(-p, size), 'prefix.onnx', quick=True
+            expert_network, 'rotary', lambda p, size: rotary(-p, size), 'prefix.onnx', quick=True
         ),
         'positions that count hidden tokens': Patched(
-            networks, 'rotary', hidden_tokens_counted, 'prefix.onnx'
+            expert_network, 'rotary', hidden_tokens_counted, 'prefix.onnx'
         ),
     }
 

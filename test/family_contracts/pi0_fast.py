@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from family_contracts.declaration import Case, FamilyContract, Fault, Folder, Patched, Recorded
 from family_contracts.robot import CAMERAS, JOINTS
-from vla_runtime.families import token_network
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER, Pi0FastDims
-from vla_runtime.families.pi0_fast.networks import Pi0Fast
+from vla_runtime.declarations.pi0_fast import ACTION_TOKENIZER, Pi0FastDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
+from vla_runtime.models.base import token_network
+from vla_runtime.models.pi0_fast import Pi0Fast
 
 
 def tiny(horizon: int) -> Pi0FastDims:
@@ -93,7 +93,7 @@ def positions_count_padding(self: Pi0Fast, mask: Tensor) -> Tensor:
 
 
 def head_tied_to_the_table(self: Pi0Fast, x: Tensor) -> Tensor:
-    normed, _ = self.language.norm(x)
+    normed = self.language.norm(x)
     table = self.language.embedding.weight
     return _LOGITS(self, x) if table.is_meta else F.linear(normed, table)
 

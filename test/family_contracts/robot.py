@@ -32,7 +32,8 @@ def places_of(
         cameras: number of images.
         length: text tokens of a prompt; only images behind the task depend on it.
     """
-    (layout,) = find_family(family).templates.values()
+    (template,) = find_family(family).templates.values()
+    layout = template.filled({})
     vocabulary = Tokenizer.load(CASES / tokenizer, bos=layout.bos)
     before, after = layout.around_task
     pieces = layout.pieces(cameras, (before, '', after), vocabulary.special)

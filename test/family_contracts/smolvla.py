@@ -30,11 +30,13 @@ from family_contracts.declaration import (
 from family_contracts.robot import CAMERAS, numbered
 from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.families.blocks.attention import Rotary, rotary
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.smolvla import networks
-from vla_runtime.families.smolvla.dimensions import SmolVlaDims
-from vla_runtime.families.smolvla.networks import SmolVla, SmolVlmVision, position_rows
+from vla_runtime.declarations.smolvla import SmolVlaDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
+from vla_runtime.models import smolvla as networks
+from vla_runtime.models.base import expert_network
+from vla_runtime.models.blocks.attention import Rotary, rotary
+from vla_runtime.models.blocks.expert import Expert
+from vla_runtime.models.smolvla import SmolVlmVision, position_rows
 from vla_runtime.types import Observation
 
 
@@ -161,10 +163,10 @@ def in_the_prefix(change: Callable[[Tensor], Tensor]) -> Callable[..., Rotary]:
 def rotations(start: Callable[[Tensor], Tensor], cross: Callable[[Tensor], Tensor]) -> object:
     """Rotary of the actions: where self layers start, and where cross layers do; (R, 1) each."""
 
-    def wrong(self: SmolVla, mask: Tensor) -> tuple[Rotary, Rotary]:
-        steps = torch.arange(self.dims.horizon, device=mask.device)
-        head_dim = self.dims.expert.head_dim
-        return rotary(start(mask) + steps, head_dim), rotary(cross(mask) + steps, head_dim)
+    def wrong(self: Expert, positions: Tensor, *, is_cross: bool = False) -> Rotary:
+        mask, first = self._mask, cross if is_cross else start
+        steps = torch.arange(positions.shape[1], device=mask.device)
+        return rotary(first(mask) + steps, self._blocks[0].attention.head_dim)
 
     return wrong
 
@@ -219,9 +221,9 @@ def faults() -> Mapping[str, Fault]:
     for name, order in orders.items():
         found |= patched(name, SmolVlmVision, 'project', shuffled(*order), 'vision.onnx')
     for name, change in positions.items():
-        found |= patched(name, networks, 'rotary', in_the_prefix(change), 'prefix.onnx')
+        found |= patched(name, expert_network, 'rotary', in_the_prefix(change), 'prefix.onnx')
     for name, (start, cross) in actions.items():
-        found |= patched(name, SmolVla, 'rotations', rotations(start, cross), 'expert.onnx')
+        found |= patched(name, Expert, 'rotary', rotations(start, cross), 'expert.onnx')
     tables = ('rotary_angles_rounded', 'rotary_cosines_rounded', 'positions_to_half')
     for graph, plants in (('prefix', (*tables, 'position_in_half')), ('expert', tables)):
         found |= {f'{plant} in {graph}': InGraph(f'{graph}.onnx', plant) for plant in plants}

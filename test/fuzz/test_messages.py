@@ -3,12 +3,12 @@
 import array
 import math
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 from mutations import COUNTS, fuzz, mutated
 from sensor_msgs.msg import CompressedImage, Image
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.columns import Column, CommandColumns
@@ -21,6 +21,8 @@ from vla_runtime.messages.trajectories import (
     message_to_chunk,
     message_to_plan,
     plan_to_message,
+    trajectory_of,
+    typed_messages,
 )
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.sensors.joint_buffer import JointBuffer, JointSource, JointTopic
@@ -47,6 +49,8 @@ class Robot:
     """Everything that takes messages, in the two nodes."""
 
     def __init__(self) -> None:
+        # What ROS 2 imports with it warns, which counts as a fault below.
+        typed_messages()
         self.state = MeasuredState(COLUMNS)
         self.watch = StateWatch(WatchdogParameters(), COLUMNS)
         self.joints = [JointBuffer(JointSource('/j', n, continuous=n == 'turn')) for n in NAMES]
@@ -65,7 +69,8 @@ class Robot:
         chunk = ActionChunk(np.zeros((4, 3)), NAMES, kinds, 0.05, np.zeros((4, 0), np.float32))
         message = chunk_to_message(chunk, ChunkHeader(self.now_ns, 3, 17, tied=False))
         chunk_read, header = message_to_chunk(_changed(message, random))
-        assert chunk_read.actions.shape == (len(message.points), len(message.joint_names))
+        sent = trajectory_of(message)
+        assert chunk_read.actions.shape == (len(sent.points), len(sent.joint_names))
         assert chunk_read.step_time_s > 0 and header.episode < 2**63
 
     def _plan(self, random: Random) -> None:
@@ -110,11 +115,15 @@ class Robot:
         assert rgb.ndim == 3 and rgb.shape[2] == 3 and rgb.dtype == np.uint8
 
 
-def _changed(message: JointTrajectory, random: Random) -> JointTrajectory:
+def _changed(whole: Any, random: Random) -> Any:
+    message = trajectory_of(whole)
     for _ in range(random.randint(1, 2)):
         change = random.randrange(6)
         point = random.choice(message.points) if message.points else None
-        if change == 0:
+        if change == 0 and whole is not message:
+            name = random.choice(('episode', 'request', 'step'))
+            setattr(whole, name, random.choice((0, 1, 10**18, 2**63 - 1)))
+        elif change == 0:
             tag = mutated(message.header.frame_id.encode(), random)
             message.header.frame_id = tag.decode('utf-8', 'replace')
         elif change == 1:
@@ -131,7 +140,7 @@ def _changed(message: JointTrajectory, random: Random) -> JointTrajectory:
             message.header.stamp.sec = random.choice((0, -1, 2**31 - 1, -(2**31)))
         elif point is not None:
             message.points = random.choice(([], [point], [point] * 300, message.points[::-1]))
-    return message
+    return whole
 
 
 def _raw(random: Random) -> Image:

@@ -16,7 +16,7 @@ from tiny_policy import JOINTS, tiny_dims, tiny_spec, write_tiny_policy
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.schema import ActionSpec
-from vla_runtime.messages.trajectories import ns_to_stamp
+from vla_runtime.messages.trajectories import chunk_type, ns_to_stamp, plan_type
 
 HORIZON = 24
 # Positions for the arm and a velocity for the gripper: both kinds of hold.
@@ -97,8 +97,8 @@ class FollowingRobot:
         self._states = self._publisher(JointState, 'joint_states')
         self._top = self._publisher(Image, 'top/image')
         self._wrist = self._publisher(CompressedImage, 'wrist/image')
-        self.plans = made.collect(JointTrajectory, f'{self._namespace}/committed_plan')
-        self.chunks = made.collect(JointTrajectory, f'{self._namespace}/action_chunk')
+        self.plans = made.collect(plan_type(), f'{self._namespace}/committed_plan')
+        self.chunks = made.collect(chunk_type(), f'{self._namespace}/action_chunk')
         self._listen(JointTrajectory, 'arm/joint_trajectory', self._on_arm)
         self._listen(Float64MultiArray, 'gripper/rate', self._on_gripper)
         made.node.create_timer(_STATE_PERIOD_S, self._publish_states)

@@ -92,6 +92,9 @@ def test_arguments_are_declared_with_a_description(file: str) -> None:
     arguments = {a.name: a for a in description.entities if isinstance(a, DeclareLaunchArgument)}
     wanted = {
         'bundle',
+        'server',
+        'server_key_file',
+        'server_ca_file',
         'backend',
         'device',
         'instruction',
@@ -105,6 +108,7 @@ def test_arguments_are_declared_with_a_description(file: str) -> None:
         'respawn',
         'record',
         'record_images',
+        'tasks',
     }
     assert set(arguments) == wanted | ({'robot'} if file == 'vla.launch.py' else set())
     assert all(argument.description for argument in arguments.values())

@@ -199,6 +199,11 @@ def spoilt(part: str, number: float) -> Change:
     return adapter(change)
 
 
+def embedding_alone(found: dict[str, np.ndarray]) -> None:
+    found.clear()
+    found['base_model.model.table.lora_embedding_A'] = np.ones((4, 5), np.float32)
+
+
 class TestAdapters:
     """A LoRA folder of PEFT, over the policy that it was trained on."""
 
@@ -240,6 +245,7 @@ class TestAdapters:
                 for part in ('lora_A', 'lora_B')
             ),
             (adapter(dict.clear), r'adapter_model\.safetensors'),
+            (adapter(embedding_alone), r'lora_embedding_A.* does not merge; merge it with PEFT'),
             *(
                 (spoilt(part, number), rf'adapter_model\.safetensors.*{part}')
                 for part in ('lora_A', 'lora_B')
@@ -282,6 +288,14 @@ class TestAdapters:
     def test_a_policy_that_is_no_adapter_has_no_use_for_a_base(self, tmp_path, capsys):
         assert export(HERE / '0.6.1_act', tmp_path, '--base', str(tmp_path / 'policy')) == 2
         assert '--base' in capsys.readouterr().err
+
+    @pytest.mark.parametrize('kind', ['0.6.1_act', '0.6.1_pi0'])
+    def test_a_base_of_another_kind_is_refused(self, tmp_path, capsys, kind):
+        folder = write_folder(self.RELEASE, tmp_path / 'adapter')
+        base = write_folder(HERE / kind, tmp_path / 'base')
+        words = ['--out', str(tmp_path / 'bundle'), '--base', str(base), *arguments(self.RELEASE)]
+        assert main(['export', str(folder), *words]) == 2
+        assert str(base) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'module._orig_mod.', 'student.'])

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from paths import ROOT
 
+from vla_runtime.declarations.pi0_fast import ACTION_TOKENIZER
 from vla_runtime.execution.columns import Column
-from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_tabletop.metaworld.tasks import CAMERAS, TASKS, trained_instructions, wordings
 from vla_tabletop.study.catalogue import STUDIES

@@ -72,6 +72,10 @@ class MergedTensor(ComputedTensor):
             'that is not supported: merge the adapter into its policy first'
         )
 
+    def rows(self, first: int, count: int) -> StoredTensor:
+        base, up = self.base.rows(first, count), self.up.rows(first, count)
+        return replace(self, shape=base.shape, offset=base.offset, base=base, up=up)
+
 
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder holds an adapter instead of a policy's weights."""
@@ -129,7 +133,7 @@ def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, Stor
             _check_finite(stored)
     except TensorsError as error:
         raise CheckpointError(str(error)) from None
-    if not any(name.endswith(_DOWN) for name in found):
+    if not any('lora_' in name for name in found):
         raise CheckpointError(
             f"{path}: has no adapter, a tensor '…{_DOWN}' and its '…{_UP}': is it whole?"
         )

@@ -1,19 +1,16 @@
-"""Facts of a checkpoint folder about its policy, in one form for all projects."""
+"""What the readers of all projects share: errors, files and settings of a checkpoint folder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.files.json_file import JsonMapping
+from vla_runtime.files.quotes import one_line
 from vla_runtime.processing.prompts import PromptLayout
 from vla_runtime.processing.tokenizer import Tokenizer
-from vla_runtime.types import FlowTimes, JointSpaceName, PromptCleaning, RotationForm
+from vla_runtime.types import RotationForm
 
 # --- Errors
 
@@ -51,14 +48,9 @@ def count_image_places(
 CONFIG_FILE = 'config.json'
 AbsentCameras = Literal['masked', 'left_out']
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer.model')
-
-
-@dataclass(frozen=True)
-class Question:
-    """Something the folder lacks: the option that supplies it, and what is wanted."""
-
-    option: str
-    wanted: str
+# Folder in which LeRobot saves it, after 0.6.1.
+_TOKENIZER_FOLDER = 'tokenizer'
+_LONGEST_VALUE = 200
 
 
 @dataclass(frozen=True)
@@ -68,87 +60,16 @@ class FolderPose:
     Attributes:
         action: its first column among the actions.
         state: its first column among the state; None: the state is without this pose.
-        form: representation of the rotation, of actions and state.
+        form: representation of the rotation, of actions and state; None: six numbers, of which
+            the folder does not show how they are written.
         is_delta: the action is composed with the measured pose.
     """
 
     name: str
     action: int
     state: int | None
-    form: RotationForm
+    form: RotationForm | None
     is_delta: bool
-
-
-@dataclass(frozen=True)
-class FolderFacts:
-    """Facts that a folder states; None where it lacks one and the user is asked.
-
-    `kind` names the project, `cameras` has the network's order, `notes` tells people how
-    contradictory facts were read, `action_dim` and `state_dim` are padded.
-
-    Attributes:
-        cameras_stated: False where they are the project's usual ones, free to be renamed.
-        statistics: `state.mean`, `actions.q01` and so on; may be longer than the names.
-        action_length: number of real action dimensions.
-        deltas: column of the state that each action is relative to; None for an absolute one.
-        poses: groups of actions that are end-effector poses; deltas are in the tool's frame.
-        angles: groups of the state that go in as sines and cosines: first column and number.
-        joint_space: joints that the policy was trained on; None: those of the robot.
-        state_bins: numbers of the state in the prompt, where it is padded; None: as it is.
-        usual_prompt_length: used where neither folder nor user gives one.
-        usual_horizon: used where neither folder nor user gives one.
-        real_horizon: leading actions that the robot has; None: all.
-        denoise_steps: Euler steps, or those of a scheduler.
-        flow_times: rounding of the flow times of the Euler steps; None: each exact.
-        trained_delay_steps: longest clean action prefix seen in training, 0 for none.
-        image_size: edge of the square input image in pixels.
-        image_sizes: (height, width) by camera, where images keep their size or are not square.
-        image_size_key: field of the folder's config that states it.
-        environment_length: numbers at the end of the state that are the environment's.
-        absent_cameras: treatment of a camera that the robot lacks; None: the policy needs all.
-        renamed: features of the data to those of the policy, where training renamed them.
-    """
-
-    kind: str
-    family: str
-    cameras: tuple[CameraSpec, ...]
-    images: ImageSpec
-    normalisation: NormalisationSpec
-    statistics: Mapping[str, np.ndarray] | None
-    cleaning: PromptCleaning
-    cameras_stated: bool = True
-    statistics_file: Path | None = None
-    action_names: tuple[str, ...] | None = None
-    state_length: int | None = None
-    action_length: int | None = None
-    deltas: tuple[int | None, ...] | None = None
-    poses: tuple[FolderPose, ...] = ()
-    angles: tuple[tuple[int, int], ...] = ()
-    joint_space: JointSpaceName | None = None
-    template: str | None = None
-    state_bins: int | None = None
-    prompt_length: int | None = None
-    usual_prompt_length: int | None = None
-    horizon: int | None = None
-    usual_horizon: int | None = None
-    real_horizon: int | None = None
-    observation_steps: int = 1
-    denoise_steps: int | None = None
-    flow_times: FlowTimes | None = None
-    trained_delay_steps: int = 0
-    image_size: int | None = None
-    image_size_key: str = ''
-    image_sizes: tuple[tuple[int, int], ...] = ()
-    action_dim: int | None = None
-    state_dim: int | None = None
-    environment_length: int = 0
-    variant: str | None = None
-    tokenizer: Path | None = None
-    source: Mapping[str, str] = field(default_factory=dict)
-    questions: tuple[Question, ...] = ()
-    absent_cameras: AbsentCameras | None = None
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 def expect(config: JsonMapping, key: str, expected: object) -> None:
@@ -160,9 +81,22 @@ def expect(config: JsonMapping, key: str, expected: object) -> None:
         )
 
 
+def must_agree(
+    one: JsonMapping, key: str, value: object, other: JsonMapping, other_key: str, found: object
+) -> None:
+    """Refuse values of two files that must be the same and are not (ExportError)."""
+    if value != found:
+        first, second = (one_line(str(item), _LONGEST_VALUE) for item in (value, found))
+        raise ExportError(
+            f'{one.path} says {key} {first} but {other.path} says {other_key} {second}; they must '
+            'agree'
+        )
+
+
 def find_tokenizer(folder: Path) -> Path | None:
     """The folder's tokenizer file; tokenizer.json first where both forms of one are there."""
-    for name in TOKENIZER_FILES:
-        if (folder / name).is_file():
-            return folder / name
+    for place in (folder, folder / _TOKENIZER_FOLDER):
+        for name in TOKENIZER_FILES:
+            if (place / name).is_file():
+                return place / name
     return None

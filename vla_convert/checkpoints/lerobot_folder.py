@@ -12,22 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vla_convert.checkpoints.adapters import ADAPTER_FILES, is_adapter
+from vla_convert.checkpoints.draft import Draft
 from vla_convert.checkpoints.feature_names import camera_name, feature_names
-from vla_convert.checkpoints.folder_facts import (
-    CONFIG_FILE,
-    AbsentCameras,
-    ExportError,
-    FolderFacts,
-    Question,
-    expect,
-    find_tokenizer,
-)
+from vla_convert.checkpoints.folder_facts import CONFIG_FILE, expect, must_agree
 from vla_convert.checkpoints.lerobot_early import (
     early_pipelines,
     early_statistics,
     has_processors,
     is_of_2024,
-    read_config,
 )
 from vla_convert.checkpoints.lerobot_processors import (
     ACTION,
@@ -38,7 +30,6 @@ from vla_convert.checkpoints.lerobot_processors import (
     Features,
     Pipeline,
     StoredStatistics,
-    camera_statistics,
     has_statistics,
     left_raw,
     read_normalisation,
@@ -47,10 +38,9 @@ from vla_convert.checkpoints.lerobot_processors import (
     state_file,
     stored_length,
 )
-from vla_convert.checkpoints.options import LeRobotRelease
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, earlier_name
+from vla_runtime.family.listing import find_family
 from vla_runtime.files.json_file import JsonMapping, read_json
-from vla_runtime.files.quotes import one_line
 
 # Steps that this runtime does too, or that only move data about.
 _PREPROCESSORS = (
@@ -64,85 +54,78 @@ _PREPROCESSORS = (
 _POSTPROCESSORS = ('unnormalizer_processor', 'absolute_actions_processor', 'device_processor')
 # In every config.json of LeRobot since 2025.
 _FEATURES = 'input_features'
+_NAMES = 'action_feature_names'
 # In config.json since 0.5.1.
 _LATER_KEY = 'use_relative_actions'
-_LATER: LeRobotRelease = '0.5'
 # -1 on a scale of 0 to 1, stretched as the image is.
 _EARLIER_BARS = -3.0
-_RELEASE = Question(
-    '--lerobot',
+_RELEASE = (
     '0.4 or 0.5: the LeRobot that trained the policy, 0.4.0 to 0.4.4 or 0.5.0 (later ones write '
     f'{_LATER_KEY} into config.json). They differ in what the network sees: 0.4 pads the state '
-    'before it goes into the prompt, and images with another black',
+    'before it goes into the prompt, and images with another black'
 )
-# Values required of every family.
-_FIXED: Mapping[str, object] = {'n_obs_steps': 1}
+# Fields of a draft to the keys of config.json that state them, where a policy type has no other.
+_KEYS = {'horizon': 'chunk_size', 'prompt_length': 'tokenizer_max_length'}
 
 
 @dataclass(frozen=True)
 class LeRobotPolicy:
-    """Facts in which the folders of one policy type differ from those of others.
+    """A policy type of LeRobot's; what else its folders say, its reader adds in `read`.
 
     Attributes:
         type: policy type in config.json, and the family's name unless `family` is given.
-        told_by: key of config.json and the value that selects this policy among those of its
-            type.
         template: prompt template; None: no language.
         images: resize and padding; with `none` images keep their sizes and are normalised as
             config.json says.
+        keys: field of the draft to the key of config.json that states it: `horizon`,
+            `denoise_steps` (without: the network runs once), `image_size`, `observation_steps`,
+            `real_horizon` (actions that reach the robot, from the current one on), `variant`,
+            `action_dim` and `state_dim` (of padded vectors; without `action_dim` none is padded).
+        stateless: its folders may be without a state, which the policy then does not see.
         steps: its own processor steps that this runtime does too.
+        renamed_steps: its own steps that are a usual one under another name.
+        action_steps: those of `steps` that make other actions of the data set's before a training.
         fixed: the only values of config.json that are supported.
-        at_most: largest values of config.json that are supported.
-        views_key: config.json key of the number of images; missing cameras are masked black
-            images.
-        image_statistics: mean and standard deviation of the channels in [0, 1], where the
-            network normalises images itself.
-        usual_prompt_length: used where config.json has none.
-        image_size_key: config.json key of the square image, [size, size]; None: only camera
-            shapes are given.
-        denoise_steps_key: config.json key of the Euler steps; None: the network runs once.
-        train_steps_key: config.json key of the training noise steps, used where
-            `denoise_steps_key` is null.
-        observation_steps_key: config.json key of the frames of an observation; None: one.
-        action_steps_key: config.json key of the actions that reach the robot, from the current
-            one on; None: all.
-        has_state_token: the network takes the state, padded to `max_state_dim` where `padded`.
-        padded: config.json has `max_action_dim` and `max_state_dim`.
         source: further config.json keys, kept for people.
-        absent_cameras: LeRobot's treatment of a config.json camera that the data lack.
-        padded_release: LeRobot 0.4 padded the state of the prompt, and padded images with -3.
-        summed_times: LeRobot before 0.4.3 summed the flow times of the steps in float32.
-        of_2024: field that only this policy has in a config.json of 2024, which names no type.
-        early: description of folders before 0.4, where they differ.
     """
 
     type: str
     template: str | None
     images: ImageSpec
-    steps: tuple[str, ...]
-    fixed: Mapping[str, object]
-    family: str = ''
-    selected_by: tuple[str, str] | None = None
-    views_key: str | None = None
-    image_statistics: tuple[tuple[float, float, float], tuple[float, float, float]] | None = None
-    usual_prompt_length: int | None = None
-    state_in_prompt: bool = False
-    horizon_key: str = 'chunk_size'
-    image_size_key: str | None = None
-    denoise_steps_key: str | None = None
-    train_steps_key: str | None = None
-    observation_steps_key: str | None = None
-    action_steps_key: str | None = None
-    at_most: Mapping[str, int] = field(default_factory=dict)
-    variant_key: str | None = None
-    has_state_token: bool = False
-    padded: bool = True
+    keys: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[str, ...] = ()
+    renamed_steps: Mapping[str, str] = field(default_factory=dict)
+    action_steps: tuple[str, ...] = ()
+    fixed: Mapping[str, object] = field(default_factory=dict)
     source: tuple[str, ...] = ()
-    absent_cameras: AbsentCameras | None = None
-    padded_release: bool = False
-    summed_times: bool = False
-    of_2024: str | None = None
-    early: LeRobotPolicy | None = None
+    stateless: bool = False
+    family: str = ''
+
+
+@dataclass(frozen=True)
+class LeRobotFiles:
+    """Files of a folder; `features` are those of the training."""
+
+    policy: LeRobotPolicy
+    config: JsonMapping
+    before: Pipeline
+    after: Pipeline
+    stored: StoredStatistics
+    features: Features
+
+    @property
+    def normalises_images(self) -> bool:
+        """True where images are normalised as config.json says."""
+        return self.policy.images.padding == 'none'
+
+    def key(self, name: str) -> str | None:
+        """Key of config.json that states a field of the draft; None: no key does."""
+        return self.policy.keys.get(name, _KEYS.get(name))
+
+    def write_count(self, draft: Draft, name: str) -> None:
+        """Write a whole number, at least 1, where config.json has a key for it."""
+        if (key := self.key(name)) is not None:
+            draft.write(self.config.place(key), **{name: self.config.count(key)})
 
 
 def is_lerobot_folder(folder: Path) -> bool:
@@ -154,165 +137,193 @@ def is_lerobot_folder(folder: Path) -> bool:
     return 'type' in config or _FEATURES in config or is_of_2024(config)
 
 
-def policy_type(folder: Path, known: Sequence[str], policies: Sequence[LeRobotPolicy] = ()) -> str:
-    """Return the policy type of config.json's name or fields; ExportError: none of `known`."""
-    config = read_config(folder)
-    shown = [policy.type for policy in policies if policy.of_2024 and policy.of_2024 in config]
-    *others, last = (f"'{name}'" for name in known)
-    served = f'{", ".join(others)} and {last}' if others else last
-    if config.get('type', str, None) is None and not shown:
-        raise config.error(
-            'type',
-            'is missing, which says what kind of policy it is; copy config.json again, or add it '
-            f'(train_config.json beside it has it as policy.type). Served are {served}',
-        )
-    found: str = config.get('type', str, *shown[:1])
-    if found not in known:
-        raise config.error('type', f"policies of type '{found}' are not served, only {served}")
-    return found
-
-
-def described_policy(folder: Path, policies: Sequence[LeRobotPolicy]) -> LeRobotPolicy:
-    """Return the policy that config.json selects; JsonError: none."""
-    config = read_config(folder)
-    for policy in policies:
-        if (
-            policy.selected_by is None
-            or config.get(policy.selected_by[0], str) == policy.selected_by[1]
-        ):
-            return policy
-    told = [policy.selected_by for policy in policies if policy.selected_by is not None]
-    key = told[0][0]
-    raise config.error(
-        key,
-        f"'{config.get(key, str)}' is not supported; expected one of "
-        f'{", ".join(value for _, value in told)}',
-    )
-
-
-def read_lerobot_folder(
-    folder: Path, policy: LeRobotPolicy, release: LeRobotRelease | None = None
-) -> FolderFacts:
-    """Read the facts of a LeRobot folder.
+def read_lerobot_folder(draft: Draft, policy: LeRobotPolicy) -> None:
+    """Fill a draft from a LeRobot folder.
 
     Raises ExportError, JsonError: a policy or processing step that this runtime does not
     reproduce, files that contradict each other, missing or damaged files.
     """
-    config = read_config(folder)
-    policy_type(folder, [policy.type], [policy])
+    draft.is_of('LeRobot', policy.family or policy.type)
+    files = _open(draft, policy)
+    for step in (images, columns, statistics, prompt, schedule):
+        step(files, draft)
+
+
+def _open(draft: Draft, policy: LeRobotPolicy) -> LeRobotFiles:
+    folder, config = draft.folder, draft.config
     early = not has_processors(folder)
-    if early:
-        policy = policy.early or policy
     _check_values(config, policy)
-    merged = _check_merged(config, folder)
-    features = _features(config)
+    draft.notes += _check_merged(config, folder)
+    draft.source = _source(policy, config, early=early)
+    features = _features(config, policy)
     if early:
         before, after = early_pipelines(config)
         stored = early_statistics(folder, features)
     else:
-        before = read_pipeline(folder / PREPROCESSOR_FILE, (*_PREPROCESSORS, *policy.steps))
-        after = read_pipeline(folder / POSTPROCESSOR_FILE, (*_POSTPROCESSORS, *policy.steps))
+        before, after = (
+            read_pipeline(folder / file, (*steps, *policy.steps), policy.renamed_steps)
+            for file, steps in (
+                (PREPROCESSOR_FILE, _PREPROCESSORS),
+                (POSTPROCESSOR_FILE, _POSTPROCESSORS),
+            )
+        )
         stored = StoredStatistics(
             *state_file(folder, before, 'normalizer_processor'),
             *state_file(folder, after, 'unnormalizer_processor'),
         )
-        stored = replace(stored, raw=left_raw(stored.before, _renamed(before)))
-    padded = _padded(config) if policy.padded else {}
-    features, notes = _fitted(features, config, stored, padded)
-    state_length, action_length = sum(features.state.values()), features.action
-    plain = policy.images.padding == 'none'
+        renames = before.step('rename_observations_processor')
+        draft.write(renames.place('rename_map'), rename_map=_renamed(renames))
+        stored = replace(stored, raw=left_raw(stored.before, draft.rename_map))
+        if any(step in before.steps for step in policy.action_steps):
+            stored = _without_others(stored, features.action)
+    features, notes = _fitted(features, config, stored)
+    draft.notes += notes
+    return LeRobotFiles(policy, config, before, after, stored, features)
+
+
+def images(files: LeRobotFiles, draft: Draft) -> None:
+    """Write the cameras, in the network's order, and the size of their images."""
+    config, policy, features = files.config, files.policy, files.features
+    draft.write(config.place('type'), images=policy.images)
+    files.write_count(draft, 'observation_steps')
+    cameras = with_earlier_frames(_cameras(config, features), draft.observation_steps)
+    draft.write(config.place(_FEATURES), cameras=cameras)
+    draft.unseen_cameras = _unseen_cameras(files)
+    if files.normalises_images:
+        sizes = tuple(feature_image(config, key) for key in features.cameras)
+        draft.write(config.place(_FEATURES), image_sizes=sizes)
+    if (key := files.key('image_size')) is not None:
+        draft.image_size_key = key
+        draft.write(config.place(key), image_size=_image_size(config, key))
+
+
+def columns(files: LeRobotFiles, draft: Draft) -> None:
+    """Write the columns of state and actions, and the dimensions that the network has for them."""
+    config, features = files.config, files.features
+    draft.state_length, draft.action_length = sum(features.state.values()) or None, features.action
+    draft.environment_length = features.state.get(ENVIRONMENT, 0)
+    _check_relative(files)
+    relative = files.before.step('relative_actions_processor')
+    used = relative.get('action_names', list, None)
+    place = config.place(_NAMES) if used is None else relative.place('action_names')
+    written = config.get(_NAMES, list, None) if used is None else used
+    # Where LeRobot wrote none that name each of them, the user is asked.
+    draft.write(place, action_names=feature_names(written, features.action))
+    draft.write(relative.place('enabled'), deltas=_deltas(files))
+    # A padded policy without a key for its state takes none as a token.
+    state_dim = 0 if files.key('action_dim') else draft.state_length or 0
+    draft.write(config.place('output_features'), action_dim=draft.action_length)
+    draft.write(config.place(_FEATURES), state_dim=state_dim)
+    for name in ('action_dim', 'state_dim'):
+        files.write_count(draft, name)
+
+
+def statistics(files: LeRobotFiles, draft: Draft) -> None:
+    """Write the normalisers that the policy was trained with, and their statistics."""
+    config, stored, features = files.config, files.stored, files.features
     normalisation = read_normalisation(
-        config, before, after, features, stored.raw, normalised_images=plain
+        config,
+        files.before,
+        files.after,
+        features,
+        stored.raw,
+        normalised_images=files.normalises_images,
     )
-    statistics = read_statistics(config, stored, normalisation, features, padded=padded)
-    cameras = _cameras(config, features, policy.views_key)
-    if policy.image_statistics is not None:
-        normalisation = replace(normalisation, images='mean_std_lerobot')
-        statistics |= camera_statistics(cameras, *policy.image_statistics)
-    size_key = policy.image_size_key
-    steps_key = policy.observation_steps_key
-    steps = config.count(steps_key) if steps_key else 1
-    horizon = config.count(policy.horizon_key)
-    images, state_bins, questions = _of_release(config, policy, release, early=early)
-    return FolderFacts(
-        kind='LeRobot',
-        family=policy.family or policy.type,
-        cameras=with_earlier_frames(cameras, steps),
-        images=images,
-        normalisation=normalisation,
-        statistics=statistics,
-        statistics_file=stored.path,
-        cleaning='lerobot',
-        action_names=_action_names(config, before, action_length),
-        state_length=state_length,
-        action_length=action_length,
-        deltas=_deltas(config, before, after, action_length),
-        template=policy.template,
-        state_bins=state_bins,
-        prompt_length=_prompt_length(config, before, policy),
-        usual_prompt_length=policy.usual_prompt_length,
-        horizon=horizon,
-        real_horizon=_real_horizon(config, policy, horizon - steps + 1),
-        observation_steps=steps,
-        denoise_steps=_denoise_steps(config, policy),
-        # 0.4.3 was the first to write `use_peft`, and to compute each time by itself.
-        flow_times='summed' if policy.summed_times and 'use_peft' not in config else None,
-        trained_delay_steps=config.get('rtc_training_max_delay', int, 0),
-        image_size=_image_size(config, size_key) if size_key else None,
-        image_size_key=size_key or '',
-        image_sizes=tuple(feature_image(config, key) for key in features.cameras) if plain else (),
-        action_dim=config.count('max_action_dim') if policy.padded else action_length,
-        state_dim=_state_dim(config, policy, state_length),
-        environment_length=features.state.get(ENVIRONMENT, 0),
-        variant=config.get(policy.variant_key, str) if policy.variant_key else None,
-        tokenizer=find_tokenizer(folder),
-        source=_source(policy, config, release, early=early),
-        questions=questions,
-        absent_cameras=policy.absent_cameras,
-        renamed=_renamed(before),
-        notes=(
-            *notes,
-            *merged,
-            *_camera_notes(config, features, stored),
-            *_raw_notes(config, stored, normalised_images=plain),
-        ),
-    )
+    draft.write(config.place('normalization_mapping'), normalisation=normalisation)
+    found = read_statistics(config, stored, normalisation, features, padded=_padded(config))
+    draft.write(stored.path.name, statistics=found)
+    draft.statistics_file = stored.path
+    draft.notes += _raw_notes(files)
 
 
-def _of_release(
-    config: JsonMapping, policy: LeRobotPolicy, release: LeRobotRelease | None, *, early: bool
-) -> tuple[ImageSpec, int | None, tuple[Question, ...]]:
-    """Return images, state bins and questions that depend on LeRobot's release at training.
+def prompt(files: LeRobotFiles, draft: Draft) -> None:
+    """Write the layout of the prompts, their length and the tokenizer."""
+    config, policy = files.config, files.policy
+    if policy.template is None:
+        return
+    place = config.place('type')
+    draft.write(place, prompt_template=policy.template, prompt_cleaning='lerobot')
+    draft.write_tokenizer()
+    if (key := files.key('variant')) is not None:
+        draft.variant = config.get(key, str)
+    key = _KEYS['prompt_length']
+    draft.write(config.place(key), prompt_length=_prompt_length(config, files.before, key))
+
+
+def schedule(files: LeRobotFiles, draft: Draft) -> None:
+    """Write the actions of a chunk, and the steps that denoise them."""
+    config, delay = files.config, 'rtc_training_max_delay'
+    draft.write(config.place('type'), denoise_steps=1)
+    for name in ('horizon', 'real_horizon', 'denoise_steps'):
+        files.write_count(draft, name)
+    draft.write(config.place(delay), trained_delay_steps=config.get(delay, int, 0))
+    # LeRobot silently gives fewer actions than configured.
+    most = (draft.horizon or 0) - draft.observation_steps + 1
+    if draft.real_horizon is not None and draft.real_horizon > most:
+        raise config.error(
+            files.key('real_horizon') or '',
+            f'{draft.real_horizon} where at most the {most} actions are expected that a '
+            'chunk has from the newest observation on; set it to what the robot is to get',
+        )
+
+
+def scheduler_steps(draft: Draft) -> None:
+    """Write the steps of a scheduler: those of the training where none are for inference."""
+    config = draft.config
+    key = 'num_inference_steps'
+    if config.value(key) is None:
+        key = 'num_train_timesteps'
+    draft.write(config.place(key), denoise_steps=config.count(key))
+
+
+def summed_times(draft: Draft) -> None:
+    """Write that flow times are sums, as in LeRobot before 0.4.3, the first with `use_peft`."""
+    if 'use_peft' not in draft.config:
+        draft.write(draft.config.place('use_peft'), flow_times='summed')
+
+
+def padded_release(draft: Draft) -> None:
+    """Write what depends on LeRobot's release at training, and ask for it.
 
     0.4 padded the prompt's state with zeros and images with -1 before [0, 1] became [-1, 1]; 0.5.0
     does neither under the same config.json; later ones have `use_relative_actions`.
     """
-    asked = policy.padded_release and not early and _LATER_KEY not in config
-    if release is not None and not asked and (release != _LATER or not policy.padded_release):
-        raise ExportError(
-            f'--lerobot says {release}, but {config.path} is of another release: '
-            + (f'it has {_LATER_KEY}' if _LATER_KEY in config else 'leave the option out')
-        )
-    if asked and release is None:
-        return policy.images, None, (_RELEASE,)
-    if not asked or release == _LATER:
-        return policy.images, None, ()
-    has_state = policy.template is not None and policy.state_in_prompt
-    bins = int(config.count('max_state_dim')) if has_state else None
-    return replace(policy.images, bars=_EARLIER_BARS), bins, ()
+    if not has_processors(draft.folder):
+        return
+    given, later = draft.options.lerobot, '0.5' if _LATER_KEY in draft.config else None
+    release = draft.missing.pick('--lerobot', given, later, _RELEASE)
+    if given is not None:
+        draft.source['lerobot'] = given
+    if release != '0.4':
+        return
+    draft.write('--lerobot', images=replace(draft.images, bars=_EARLIER_BARS))
+    layout = find_family(draft.family).templates[draft.prompt_template or '']
+    if layout.has_state:
+        draft.write('--lerobot', prompt_state_bins=draft.config.count('max_state_dim'))
+
+
+def _without_others(stored: StoredStatistics, actions: int) -> StoredStatistics:
+    """Leave out statistics of actions that are not so many: the data set's, not the policy's."""
+    if stored_length(stored.before, ACTION) == actions:
+        return stored
+    before, after = (
+        {key: values for key, values in found.items() if not key.startswith(f'{ACTION}.')}
+        for found in (stored.before, stored.after)
+    )
+    return replace(stored, before=before, after=after)
 
 
 def _fitted(
-    features: Features, config: JsonMapping, stored: StoredStatistics, padded: Mapping[str, int]
+    features: Features, config: JsonMapping, stored: StoredStatistics
 ) -> tuple[Features, list[str]]:
     """Return the features with the state's length in training, and a note where it is another.
 
-    A fine-tuned policy keeps the `input_features` of its base, and LeRobot pads any state; the
-    statistics are those of the training.
+    A fine-tuned policy keeps the `input_features` of its base, and LeRobot pads any state, or has
+    its networks made anew for it; the statistics are those of the training.
     """
-    stated, longest = features.state[STATE], padded.get(STATE, 0)
+    stated, longest = features.state.get(STATE), _padded(config).get(STATE)
     found = stored_length(stored.before, stored.raw.get(STATE, STATE))
-    if found is None or found in (stated, longest) or not 0 < found < longest:
+    if not stated or not found or found == stated or (longest is not None and found >= longest):
         return features, []
     note = (
         f'{config.path.name} says {stated} numbers of the state, and its statistics are of '
@@ -321,31 +332,22 @@ def _fitted(
     return replace(features, state={**features.state, STATE: found}), [note]
 
 
-def _camera_notes(config: JsonMapping, features: Features, stored: StoredStatistics) -> list[str]:
-    """Return a note on cameras that the data of the training seem to have lacked."""
-    seen = [
-        key for key in features.cameras if has_statistics(stored.before, key) or key in stored.raw
-    ]
-    unseen = [name for key, name in features.cameras.items() if key not in seen]
-    if not seen or not unseen:
-        return []
-    return [
-        f'{config.path.name} lists {", ".join(unseen)}, but only other cameras have statistics: '
-        f'if the training lacked it, say --cameras …,{unseen[0]}=absent'
-    ]
+def _unseen_cameras(files: LeRobotFiles) -> tuple[str, ...]:
+    """Return the cameras without statistics, where others have some."""
+    cameras, stored = files.features.cameras, files.stored
+    seen = [key for key in cameras if has_statistics(stored.before, key) or key in stored.raw]
+    return tuple(name for key, name in cameras.items() if seen and key not in seen)
 
 
-def _raw_notes(
-    config: JsonMapping, stored: StoredStatistics, *, normalised_images: bool
-) -> list[str]:
+def _raw_notes(files: LeRobotFiles) -> list[str]:
     """Return a note on features that training did not normalise, though configured to."""
-    modes = config.mapping('normalization_mapping')
+    modes = files.config.mapping('normalization_mapping')
     kinds = {STATE: 'STATE', ENVIRONMENT: 'ENV'}
     raw = [
         f'{ours} (from {theirs})'
-        for ours, theirs in stored.raw.items()
+        for ours, theirs in files.stored.raw.items()
         if modes.get(kinds.get(ours, 'VISUAL'), str, 'IDENTITY') != 'IDENTITY'
-        and (ours in kinds or normalised_images)
+        and (ours in kinds or files.normalises_images)
     ]
     if not raw:
         return []
@@ -367,40 +369,11 @@ def with_earlier_frames(cameras: Sequence[CameraSpec], steps: int) -> tuple[Came
     return (*cameras, *earlier)
 
 
-def _real_horizon(config: JsonMapping, policy: LeRobotPolicy, most: int) -> int | None:
-    """Return the actions that reach the robot; LeRobot silently gives fewer than configured."""
-    key = policy.action_steps_key
-    if key is None:
-        return None
-    count = config.count(key)
-    if count > most:
-        raise config.error(
-            key,
-            f'{count} where at most the {most} actions are expected that a '
-            'chunk has from the newest observation on; set it to what the robot is to get',
-        )
-    return int(count)
-
-
-def _denoise_steps(config: JsonMapping, policy: LeRobotPolicy) -> int:
-    """Return the steps of a chunk, 1 for a network that runs once."""
-    key, trained = policy.denoise_steps_key, policy.train_steps_key
-    if key is None:
-        return 1
-    return config.count(trained if trained and config.value(key) is None else key)
-
-
 def _check_values(config: JsonMapping, policy: LeRobotPolicy) -> None:
     """Refuse values of config.json that network and processing are not written for."""
-    usual = {} if policy.observation_steps_key else _FIXED
+    usual = {} if 'observation_steps' in policy.keys else {'n_obs_steps': 1}
     for key, expected in {**usual, **policy.fixed}.items():
         expect(config, key, expected)
-    for key, most in policy.at_most.items():
-        found = config.get(key, int, most)
-        if found > most:
-            raise config.error(
-                key, f'{found} is not supported; this runtime runs policies with at most {most}'
-            )
 
 
 def _check_merged(config: JsonMapping, folder: Path) -> list[str]:
@@ -423,9 +396,10 @@ def _check_merged(config: JsonMapping, folder: Path) -> list[str]:
     )
 
 
-def _features(config: JsonMapping) -> Features:
+def _features(config: JsonMapping, policy: LeRobotPolicy) -> Features:
     inputs = config.mapping('input_features')
-    state = [STATE, *([ENVIRONMENT] if ENVIRONMENT in inputs else [])]
+    seen = [] if policy.stateless and STATE not in inputs else [STATE]
+    state = [*seen, *([ENVIRONMENT] if ENVIRONMENT in inputs else [])]
     return Features(
         state={key: feature_length(config, 'input_features', key) for key in state},
         action=feature_length(config, 'output_features', ACTION),
@@ -435,12 +409,6 @@ def _features(config: JsonMapping) -> Features:
             if inputs.mapping(key).get('type', str) == 'VISUAL'
         },
     )
-
-
-def _state_dim(config: JsonMapping, policy: LeRobotPolicy, state_length: int) -> int:
-    if not policy.has_state_token:
-        return 0
-    return int(config.count('max_state_dim')) if policy.padded else state_length
 
 
 def feature_image(config: JsonMapping, key: str) -> tuple[int, int]:
@@ -461,9 +429,7 @@ def feature_length(config: JsonMapping, group: str, key: str) -> int:
     return int(shape[0])
 
 
-def _cameras(
-    config: JsonMapping, features: Features, views_key: str | None
-) -> tuple[CameraSpec, ...]:
+def _cameras(config: JsonMapping, features: Features) -> tuple[CameraSpec, ...]:
     """Present cameras in the order of the features, then the empty ones, as LeRobot stacks them."""
     names = list(features.cameras.values())
     empty = [f'empty_camera_{index}' for index in range(config.get('empty_cameras', int, 0))]
@@ -473,11 +439,6 @@ def _cameras(
             'input_features',
             'no camera (a feature of type VISUAL); a policy that sees no image is not served',
         )
-    if views_key is not None:
-        views = config.count(views_key)
-        if len(present) > views:
-            raise config.error(views_key, f'{views}, but input_features has {len(present)} cameras')
-        empty = [f'empty_camera_{index}' for index in range(views - len(present))]
     return tuple(
         [CameraSpec(name) for name in present] + [CameraSpec(name, present=False) for name in empty]
     )
@@ -497,79 +458,43 @@ def _image_size(config: JsonMapping, key: str) -> int:
     return int(size[0])
 
 
-def _prompt_length(config: JsonMapping, before: Pipeline, policy: LeRobotPolicy) -> int | None:
-    """Tokens of the padded prompt; None without language, or where config.json has none."""
-    if policy.template is None or policy.usual_prompt_length is not None:
-        return None
-    length = config.count('tokenizer_max_length')
+def _prompt_length(config: JsonMapping, before: Pipeline, key: str) -> int | None:
+    """Tokens of the padded prompt; None where config.json has none."""
+    length: int | None = config.count(key, None)
     tokenizer = before.step('tokenizer_processor')
     used = tokenizer.get('max_length', int, length)
-    if used != length:
-        raise ExportError(
-            f'{config.path} says tokenizer_max_length {length} but {before.path} says max_length '
-            f'{used}; they must agree'
-        )
+    if length is not None:
+        must_agree(config, key, length, tokenizer, 'max_length', used)
     if tokenizer.get('padding_side', str, 'right') != 'right':
         raise tokenizer.error('padding_side', "only 'right' is supported")
-    return int(length)
+    return length
 
 
-def _relative_step(config: JsonMapping, before: Pipeline) -> JsonMapping:
-    step = before.step('relative_actions_processor')
-    enabled = step.get('enabled', bool, False)
+def _check_relative(files: LeRobotFiles) -> None:
+    """Refuse files that differ in which actions are relative to the state (ExportError)."""
+    config, step = files.config, files.before.step('relative_actions_processor')
+    back = files.after.step('absolute_actions_processor')
+    enabled, undone = (one.get('enabled', bool, False) for one in (step, back))
     stated = config.get('use_relative_actions', bool, False)
-    if enabled != stated:
-        raise ExportError(
-            f'{config.path} says use_relative_actions {stated} but {before.path} says enabled '
-            f'{enabled}; they must agree'
-        )
-    used = step.words('exclude_joints') or ()
-    written = (
-        config.words('relative_exclude_joints') or ()
-        if 'relative_exclude_joints' in config
-        else used
-    )
-    if enabled and used != written:
-        raise ExportError(
-            f'{config.path} says relative_exclude_joints {list(written)} but {before.path} says '
-            f'exclude_joints {list(used)}; they must agree'
-        )
-    return step
+    must_agree(config, 'use_relative_actions', stated, step, 'enabled', enabled)
+    must_agree(step, 'relative actions', enabled, back, 'absolute actions', undone)
+    key = 'relative_exclude_joints'
+    if enabled and key in config:
+        used, written = step.words('exclude_joints') or (), config.words(key) or ()
+        must_agree(config, key, list(written), step, 'exclude_joints', list(used))
+    names, used_names = config.get(_NAMES, list, None), step.get('action_names', list, None)
+    if names is not None and used_names is not None:
+        must_agree(config, _NAMES, names, step, 'action_names', used_names)
 
 
-def _action_names(config: JsonMapping, before: Pipeline, length: int) -> tuple[str, ...] | None:
-    """Return the names of the actions; None where LeRobot wrote none that name each of them."""
-    written = config.get('action_feature_names', list, None)
-    used = _relative_step(config, before).get('action_names', list, None)
-    if written is not None and used is not None and written != used:
-        raise ExportError(
-            f'{config.path} says action_feature_names {_listed(written)} but {before.path} says '
-            f'action_names {_listed(used)}; they must agree'
-        )
-    return feature_names(used if used is not None else written, length)
-
-
-def _listed(names: list[object]) -> str:
-    return one_line(str(names), 200)
-
-
-def _deltas(
-    config: JsonMapping, before: Pipeline, after: Pipeline, length: int
-) -> tuple[int | None, ...]:
+def _deltas(files: LeRobotFiles) -> tuple[int | None, ...]:
     """Return per action the state's column that it is relative to: that of the same index.
 
     LeRobot's rule: actions whose names contain no excluded word (case ignored) are relative, and
     so are all without names and those beyond the names.
     """
-    step = _relative_step(config, before)
-    enabled = step.get('enabled', bool, False)
-    back = after.step('absolute_actions_processor').get('enabled', bool, False)
-    if enabled != back:
-        raise ExportError(
-            f'{before.path} says relative actions {enabled} but {after.path} says {back}; they '
-            'must agree'
-        )
-    if not enabled:
+    step, length = files.before.step('relative_actions_processor'), files.features.action
+    if not step.get('enabled', bool, False):
         return (None,) * length
     names = step.get('action_names', list, None)
     words = [word.lower() for word in step.words('exclude_joints') or () if word]
@@ -580,26 +505,21 @@ def _deltas(
     return tuple(None if out else index for index, out in enumerate(left_out))
 
 
-def _renamed(before: Pipeline) -> dict[str, str]:
-    step = before.step('rename_observations_processor')
+def _renamed(step: JsonMapping) -> dict[str, str]:
     renamed = step.mapping('rename_map', optional=True)
     return {theirs: renamed.get(theirs, str) for theirs in renamed.values}
 
 
-def _source(
-    policy: LeRobotPolicy,
-    config: JsonMapping,
-    release: LeRobotRelease | None,
-    *,
-    early: bool,
-) -> dict[str, str]:
+def _source(policy: LeRobotPolicy, config: JsonMapping, *, early: bool) -> dict[str, str]:
     source = {'checkpoint': f'LeRobot {policy.type}'}
     if early:
         source['lerobot'] = 'before 0.4'
-    elif release is not None:
-        source['lerobot'] = release
     for key in policy.source:
         value = config.value(key)
         if isinstance(value, (str, int, float)):
-            source[key] = str(value)
+            text = str(value)
+            # A bundle names no path of one machine.
+            if Path(text).is_absolute() or text.startswith('~'):
+                text = Path(text).name
+            source[key] = text
     return source

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError
+from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError, must_agree
 from vla_runtime.bundle.schema import STATISTICS, STATISTICS_OF, CameraSpec, NormalisationSpec
 from vla_runtime.bundle.statistics import image_group
 from vla_runtime.bundle.tensors import TensorsError, read_arrays
@@ -37,8 +37,13 @@ class Pipeline:
         return self.steps.get(name, JsonMapping(self.path, {}))
 
 
-def read_pipeline(path: Path, known: tuple[str, ...]) -> Pipeline:
-    """Read a processor's JSON; `known`: registry names of the steps that this runtime does.
+def read_pipeline(
+    path: Path, known: tuple[str, ...], renamed: Mapping[str, str] | None = None
+) -> Pipeline:
+    """Read a processor's JSON.
+
+    `known`: registry names of the steps that this runtime does; `renamed`: others to those that
+    they are.
 
     Raises ExportError: a missing file, an unknown step or a repeated one.
     """
@@ -49,7 +54,7 @@ def read_pipeline(path: Path, known: tuple[str, ...]) -> Pipeline:
     for step in read_json(path).mappings('steps'):
         # A step that was never registered is saved under its Python class.
         name = step.get('registry_name', str, None) or step.get('class', str, 'without a name')
-        name = _EARLIER_NAMES.get(name, name)
+        name = {**_EARLIER_NAMES, **(renamed or {})}.get(name, name)
         if name not in known:
             raise ExportError(
                 f"{path}: field {step.field}: the step '{name}' is not supported; known are "
@@ -109,6 +114,7 @@ class StoredStatistics:
         after: for actions.
         raw: features left unnormalised, to the names of their statistics. LeRobot 0.4 to 0.6.1
             with `--rename_map` looks statistics up by new names and skips what it does not find.
+            Later releases rename the statistics too, which are then found and none is raw.
     """
 
     path: Path
@@ -146,14 +152,18 @@ def read_normalisation(
 
     Args:
         raw: features that training left unnormalised.
-        normalised_images: images go in from [0, 1] as `VISUAL` says; else as [-1, 1].
+        normalised_images: images go in from [0, 1] as `VISUAL` says; else as the policy has them.
 
     Raises ExportError: files that contradict each other, or normalisers that this runtime lacks.
     """
     stated = config.mapping('normalization_mapping')
     modes = _modes(config, before, after)
     if modes['VISUAL'] != 'IDENTITY' and not normalised_images:
-        raise stated.error('VISUAL', f'{modes["VISUAL"]} is not supported; images go in as [-1, 1]')
+        raise stated.error(
+            'VISUAL',
+            f'{modes["VISUAL"]} is not supported; expected IDENTITY: the policy prepares images '
+            'itself, without statistics',
+        )
     only = before.step('normalizer_processor').words('normalize_observation_keys')
     if only is not None:
         if STATE not in only:
@@ -166,7 +176,7 @@ def read_normalisation(
             )
         if left_out:
             modes['VISUAL'] = 'IDENTITY'
-    if STATE in raw:
+    if STATE in raw or STATE not in features.state:
         modes['STATE'] = 'IDENTITY'
     if ENVIRONMENT in raw:
         modes['ENV'] = 'IDENTITY'
@@ -196,11 +206,8 @@ def _modes(config: JsonMapping, before: Pipeline, after: Pipeline) -> dict[str, 
         step = pipeline.steps[name]
         used = step.mapping('norm_map', optional=True)
         for group in groups:
-            if used.get(group, str, 'IDENTITY') != modes[group]:
-                raise ExportError(
-                    f'{config.path} says normalization_mapping.{group} {modes[group]} but '
-                    f'{pipeline.path} says {used.values.get(group)}; they must agree'
-                )
+            found = used.get(group, str, 'IDENTITY')
+            must_agree(stated, f'{stated.field}.{group}', modes[group], used, 'norm_map', found)
         epsilon = step.get('eps', (int, float), _EPSILON)
         if epsilon != _EPSILON:
             raise step.error('eps', f'{epsilon} is not {_EPSILON}')
@@ -229,9 +236,10 @@ def read_statistics(
     path, found, other = stored.path, stored.before, stored.after
     statistics: dict[str, np.ndarray] = {}
     groups = [
-        (STATE, 'state', features.state[STATE], normalisation.state),
         (ACTION, 'actions', features.action, normalisation.actions),
     ]
+    if STATE in features.state:
+        groups.insert(0, (STATE, 'state', features.state[STATE], normalisation.state))
     if normalisation.images is not None:
         groups += [
             (feature, image_group(camera), _CHANNELS, normalisation.images)

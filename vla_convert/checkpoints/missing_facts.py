@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from vla_convert.checkpoints.folder_facts import ExportError, FolderFacts, Question
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_runtime.bundle.schema import CameraSpec
 
 T = TypeVar('T')
 
 
-class MissingFacts:
-    """Missing facts and contradictions noted so far."""
+@dataclass(frozen=True)
+class Question:
+    """Something the folder lacks: the option that supplies it, and what is wanted."""
 
-    def __init__(self, folder: Path, facts: FolderFacts) -> None:
+    option: str
+    wanted: str
+
+
+class MissingFacts:
+    """Missing facts and contradictions noted so far.
+
+    Attributes:
+        policies: project and family of the folder, for messages.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.policies = ''
         self._folder = folder
-        self._kind = f'{facts.kind} {facts.family}'
-        self._questions: list[Question] = list(facts.questions)
+        self._questions: list[Question] = []
         self._conflicts: list[str] = []
         self._unusable: list[str] = []
-        self._picked: set[str] = set()
+        self._used: set[str] = set()
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What was asked for so far."""
+        return tuple(self._questions)
 
     def ask(self, option: str, wanted: str) -> None:
         """Note that something is missing."""
@@ -39,6 +57,10 @@ class MissingFacts:
         if message not in self._unusable:
             self._unusable.append(message)
 
+    def use(self, *options: str) -> None:
+        """Note options that say something about this folder."""
+        self._used.update(options)
+
     def pick(
         self,
         option: str,
@@ -54,10 +76,10 @@ class MissingFacts:
             given: from the user; must not differ from a stated value.
             wanted: description of the value for the user.
         """
-        self._picked.add(option)
+        self.use(option)
         if given is not None and stated is not None and given != stated:
             self.conflict(
-                f'{option} says {as_option(given)} but the {self._kind} folder says '
+                f'{option} says {as_option(given)} but the {self.policies} folder says '
                 f'{as_option(stated)}'
             )
         for value in (stated, given, default):
@@ -67,18 +89,18 @@ class MissingFacts:
         return None
 
     def refuse_unused(self, options: Iterable[str]) -> None:
-        """Note options that were given and that nothing was picked from."""
+        """Note options that were given and that say nothing about this folder."""
         for option in options:
-            if option not in self._picked:
-                self.conflict(
-                    f'{option} is given, but {self._kind} has no use for it: leave it out'
+            if option not in self._used:
+                self.unusable(
+                    f'{option} is given, but {self.policies} has no use for it: leave it out'
                 )
 
     def raise_if_any(self) -> None:
         """Raise one ExportError with everything noted, if anything was."""
         if not (self._questions or self._conflicts or self._unusable):
             return
-        lines = [f'{self._folder} ({self._kind}) cannot become a bundle yet.']
+        lines = [f'{self._folder} ({self.policies}) cannot become a bundle yet.']
         if self._questions:
             width = max(len(question.option) for question in self._questions)
             lines.append('The folder does not say the following; give it by option:')

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError, Question
+from vla_convert.checkpoints.draft import Draft
+from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError
 from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.files.quotes import join_truncated, quoted
 
@@ -22,19 +23,20 @@ STATISTICS_JSON = 'dataset_statistics.json'
 
 
 class DataSet(NamedTuple):
-    """A data set's statistics; name and entry are None, with `questions`, where it is unknown."""
+    """A data set's statistics; name and entry are None where it was asked for."""
 
     path: Path
     name: str | None
     statistics: JsonMapping | None
-    questions: tuple[Question, ...] = ()
 
 
-def read_data_set(folder: Path, unnorm_key: str | None) -> DataSet:
-    """Find the data set's statistics; `unnorm_key` is needed where the folder has several.
+def read_data_set(draft: Draft) -> DataSet:
+    """Find the data set's statistics, and write its name; ask where the folder has several.
 
     Raises ExportError or JsonError: no statistics, damaged ones, or none of that data set.
     """
+    folder, unnorm_key = draft.folder, draft.options.unnorm_key
+    draft.missing.use('--unnorm-key')
     path = folder / STATISTICS_JSON
     if os.path.lexists(path):
         sets = read_json(path)
@@ -51,10 +53,13 @@ def read_data_set(folder: Path, unnorm_key: str | None) -> DataSet:
     listed = join_truncated(names, ', ')
     if unnorm_key is None and len(names) > 1:
         wanted = f'data set whose statistics the actions are in: {listed}'
-        return DataSet(path, None, None, (Question('--unnorm-key', wanted),))
+        draft.missing.ask('--unnorm-key', wanted)
+        return DataSet(path, None, None)
     key = names[0] if unnorm_key is None else unnorm_key
     if key not in sets:
         raise ExportError(f'--unnorm-key says {key}, but {path} has {listed}')
+    draft.statistics_file = path
+    draft.source['unnorm_key'] = key
     return DataSet(path, key, sets.mapping(key))
 
 

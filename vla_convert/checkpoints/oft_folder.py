@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from vla_convert.checkpoints.folder_facts import FolderFacts, find_tokenizer
+from vla_convert.checkpoints.draft import Draft
 from vla_convert.checkpoints.norm_stats import DataSet, read_bounds
-from vla_convert.checkpoints.tensor_names import rows_under
+from vla_convert.checkpoints.tensor_names import under
 from vla_convert.checkpoints.tensors import CheckpointError
 from vla_convert.checkpoints.torch_archives import read_archive
 from vla_runtime.bundle.schema import CameraSpec, CropSpec, ImageSpec, NormalisationSpec
@@ -24,19 +24,19 @@ from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.files.quotes import join_truncated
 
 ACTION_HEAD, STATE_PROJECTION = 'action_head', 'proprio_projector'
-HEAD_NAMES = (
-    *rows_under(rf'{STATE_PROJECTION}\.', 'state_projection.', ((r'(?P<n>fc[12])', r'\g<n>'),)),
-    *rows_under(
-        rf'{ACTION_HEAD}\.model\.',
+HEAD_NAMES = {
+    f'{STATE_PROJECTION}.{{fc1|fc2}}.*': 'state_projection.{fc1|fc2}.*',
+    **under(
+        f'{ACTION_HEAD}.model.',
         'head.',
-        (
-            (r'layer_norm(?P<n>[12])', r'norm\g<n>'),
-            (r'(?P<n>fc[12])', r'\g<n>'),
-            (r'mlp_resnet_blocks\.(?P<i>\d+)\.ffn\.0', r'blocks.\g<i>.norm'),
-            (r'mlp_resnet_blocks\.(?P<i>\d+)\.ffn\.1', r'blocks.\g<i>.linear'),
-        ),
+        {
+            'layer_norm{1|2}.*': 'norm{1|2}.*',
+            '{fc1|fc2}.*': '{fc1|fc2}.*',
+            'mlp_resnet_blocks.{i}.ffn.0.*': 'blocks.{i}.norm.*',
+            'mlp_resnet_blocks.{i}.ffn.1.*': 'blocks.{i}.linear.*',
+        },
     ),
-)
+}
 # Share of an image's height and width that the evaluation keeps, in its middle.
 _CROP = math.sqrt(0.9)
 # Option of the training that makes the file of a part; without it the policy is not served.
@@ -80,69 +80,45 @@ def read_heads(folder: Path) -> Mapping[str, StoredTensor]:
     return found
 
 
-def oft_facts(
-    folder: Path,
+def fill_oft(
+    draft: Draft,
     data_set: DataSet,
-    *,
-    kind: str,
-    family: str,
-    image_size: int | None,
-    image_size_key: str,
-    template: str,
-    prompt_length: int,
     bounds: tuple[Literal['q01', 'min'], Literal['q99', 'max']] = ('q01', 'q99'),
-    usual_horizon: int | None = None,
-    notes: tuple[str, ...] = (),
-) -> FolderFacts:
-    """Put together the facts of such a folder.
+) -> None:
+    """Write what all such folders say; `bounds`: statistics that become -1 and 1.
 
-    Args:
-        image_size: pixels; None: `image_size_key` is missing in the folder.
-        bounds: statistics that become -1 and 1.
-
-    Raises JsonError: damaged statistics.
+    `draft.image_size` is written before, where the folder has it. Raises JsonError: damaged
+    statistics.
     """
-    statistics, (lowest, highest) = None, bounds
+    lowest, highest = bounds
+    project = f'{draft.kind} itself'
     if data_set.statistics is not None:
         low, high = read_bounds(data_set.statistics.mapping('action'), bounds)
         state_low, state_high = read_bounds(data_set.statistics.mapping('proprio'), bounds)
-        statistics = {
-            f'actions.{lowest}': low,
-            f'actions.{highest}': high,
-            'state.low': state_low,
-            'state.high': _above(state_low, state_high),
-        }
-    edge = 224 if image_size is None else image_size
-    return FolderFacts(
-        kind=kind,
-        family=family,
-        cameras=(CameraSpec('image'), CameraSpec('wrist_image')),
-        cameras_stated=False,
+        draft.write(
+            data_set.statistics.place('action'),
+            statistics={
+                f'actions.{lowest}': low,
+                f'actions.{highest}': high,
+                'state.low': state_low,
+                'state.high': _above(state_low, state_high),
+            },
+        )
+        draft.state_length, draft.action_length = len(state_low), len(low)
+    edge = draft.image_size or 224
+    draft.write(
+        project,
         images=ImageSpec('crop', 'lanczos', CropSpec(edge, _CROP)),
         image_sizes=((edge, edge),),
         normalisation=NormalisationSpec(
             state='clipped_range',
             actions='min_max' if bounds == ('min', 'max') else 'quantiles_lerobot',
         ),
-        statistics=statistics,
-        statistics_file=data_set.path,
-        cleaning='lower',
-        state_length=None if statistics is None else len(statistics['state.low']),
-        action_length=None if statistics is None else len(statistics[f'actions.{lowest}']),
-        template=template,
-        usual_prompt_length=prompt_length,
-        usual_horizon=usual_horizon,
+        prompt_cleaning='lower',
         denoise_steps=1,
-        image_size=image_size,
-        image_size_key=image_size_key,
-        tokenizer=find_tokenizer(folder),
-        source={
-            'checkpoint': kind,
-            **({} if data_set.name is None else {'unnorm_key': data_set.name}),
-        },
-        questions=data_set.questions,
-        notes=notes,
     )
+    draft.assume(project, cameras=(CameraSpec('image'), CameraSpec('wrist_image')))
+    draft.write_tokenizer()
 
 
 def _above(low: np.ndarray, high: np.ndarray) -> np.ndarray:

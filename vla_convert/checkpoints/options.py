@@ -14,7 +14,7 @@ from vla_convert.checkpoints.feature_names import feature_names
 from vla_convert.checkpoints.folder_facts import TOKENIZER_FILES, ExportError, find_tokenizer
 from vla_runtime.bundle.schema import CameraSpec, Unit
 from vla_runtime.files.input_files import read_text
-from vla_runtime.files.json_file import LARGEST_JSON, JsonMapping, read_json
+from vla_runtime.files.json_file import LARGEST_JSON, JsonError, JsonMapping, read_json
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import AdvantageTemplate, PoseFrame
 
@@ -24,6 +24,12 @@ LeRobotRelease = Literal['0.4', '0.5']
 
 
 _INFO = Path('meta/info.json')
+# Options that not every policy has a use for.
+_FOR_SOME = (
+    *('--tokenizer', '--statistics', '--asset-id', '--action-tokenizer', '--unnorm-key'),
+    *('--image-size', '--prompt-length', '--prompt-template', '--advantage', '--vision-heads'),
+    *('--kv-heads', '--adapt-to-pi', '--embodiment', '--lerobot'),
+)
 # Units in words.
 _SHORT = {
     'radian': 'rad',
@@ -41,29 +47,18 @@ _SHORT = {
 class ExportOptions:
     """Options of an export; each is optional, and the user is asked for facts the folder lacks.
 
+    `vla_runtime export --help` says what each means.
+
     Attributes:
         tokenizer: `*.json` or `*.model`, or the folder that holds one.
-        statistics: openpi's norm_stats.json.
-        action_tokenizer: folder or tokenizer.json of the tokenizer of the actions.
-        adapt_to_pi: openpi's setting of that name for ALOHA's joints, where its folder needs it.
-        dataset: folder of a LeRobot data set, which names dimensions and rate.
-        state_names: names of the state in the order the policy was trained with.
-        action_names: likewise.
         units: a unit for all dimensions and `name=unit` for single ones.
-        image_size: (height, width) of the cameras' images, where a policy keeps their aspect.
+        image_size: (height, width) in pixels.
         deltas: actions that are relative to the state; () says none is.
-        targets: actions that are target positions though their statistics lie apart from the
-            states'.
         poses: pose name to the actions of an end effector's pose.
-        pose_rotation: form of the rotation in `poses`: a `RotationForm`, or `euler_` and axes.
-        pose_frame: axes of deltas of `poses`.
-        pose_steps: six actions that are steps of a pose, position and axis-angle, row to row.
-        pose_state: names of the measured state of the poses, one pose after the other.
+        pose_rotation: form of the rotation in `poses`, or in the folder's own where it does not
+            show it: a `RotationForm`, or `euler_` and axes.
         pose_scale: metres and radians that 1 means in `pose_steps`.
-        prompt_template: layout of the prompts in training.
         heads: part of the network (the family's name) to its attention heads.
-        embodiment: tag of the robot, for a policy of several.
-        lerobot: release of the training.
     """
 
     name: str | None = None
@@ -116,14 +111,9 @@ class ExportOptions:
 
     @property
     def reader_options(self) -> tuple[str, ...]:
-        """Options for some families that are given, as `MissingFacts` names them."""
-        return (
-            *(['--action-tokenizer'] * (self.action_tokenizer is not None)),
-            *(['--unnorm-key'] * (self.unnorm_key is not None)),
-            *(['--vision-heads'] * (self.vision_heads is not None)),
-            *(['--kv-heads'] * (self.kv_heads is not None)),
-            *(f'--heads {part}=N' for part in self.heads),
-        )
+        """Options for some policies that are given, as `MissingFacts` names them."""
+        given = [one for one in _FOR_SOME if getattr(self, one[2:].replace('-', '_')) is not None]
+        return (*given, *(f'--heads {part}=N' for part in self.heads))
 
 
 @dataclass(frozen=True)
@@ -138,6 +128,18 @@ class DatasetInfo:
     rate_hz: float | None
     tasks: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
+
+
+def read_dataset(folder: Path | None) -> DatasetInfo | None:
+    """Read the data set of `--dataset`, if one is given (ExportError, as `read_dataset_info`)."""
+    if folder is None:
+        return None
+    if not folder.exists():
+        raise ExportError(f'--dataset says {folder}, but there is no such folder')
+    try:
+        return read_dataset_info(folder)
+    except (ExportError, JsonError) as error:
+        raise ExportError(f'--dataset: {error}') from None
 
 
 def read_dataset_info(path: Path) -> DatasetInfo:

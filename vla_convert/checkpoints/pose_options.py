@@ -14,12 +14,12 @@ from typing import get_args
 
 import numpy as np
 
+from vla_convert.checkpoints.draft import Draft
 from vla_convert.checkpoints.missing_facts import MissingFacts
-from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.bundle.pose_rules import named_as_poses, pose_options
-from vla_runtime.bundle.schema import ROTATION_LENGTH, BundleSpec, NormalisationSpec, PoseSpec
+from vla_runtime.bundle.schema import BundleSpec, PoseSpec
 from vla_runtime.files.typed_yaml import did_you_mean
-from vla_runtime.types import ActionKind, RotationForm
+from vla_runtime.types import ROTATION_LENGTH, ActionKind, RotationForm
 
 # Name of the end effector in the bundle; a robot file may give its pose this name as an alias.
 STEPPED_POSE = 'tool'
@@ -27,20 +27,38 @@ _NUMBERS = 6
 _FORM = 'x, y, z and the three numbers of a rotation vector'
 # As `--pose-rotation` writes them: Euler angles with their axes.
 ROTATIONS = tuple('euler_sxyz' if form == 'euler' else form for form in get_args(RotationForm))
+_OF_SIX = [form for form, length in ROTATION_LENGTH.items() if length == 6]
 
 
 def declared_poses(
-    options: ExportOptions,
-    state: tuple[str, ...] | None,
-    actions: tuple[str, ...] | None,
-    missing: MissingFacts,
+    draft: Draft, state: tuple[str, ...] | None, actions: tuple[str, ...] | None
 ) -> tuple[PoseSpec, ...]:
     """Return the poses of `--pose` and `--pose-steps`; ask for what they lack.
 
     `state` and `actions`: names; None where they are noted missing.
     """
-    stepped = _stepped_pose(options, state, actions, missing)
-    return (*_named_poses(options, state, actions, missing), *((stepped,) if stepped else ()))
+    stepped = _stepped_pose(draft, state, actions)
+    return (*_named_poses(draft, state, actions), *((stepped,) if stepped else ()))
+
+
+def six_number_form(draft: Draft) -> RotationForm | None:
+    """Return the form of the folder's rotations of six numbers; None where it is asked for."""
+    said = draft.options.pose_rotation
+    if said is None:
+        draft.missing.ask(
+            '--pose-rotation',
+            'how the training wrote the six numbers of a rotation, which the folder does not show: '
+            'rotation_6d (first column of the matrix, then the second), rotation_6d_interleaved '
+            '(both columns, row by row) or rotation_6d_rows (its first two rows)',
+        )
+        return None
+    if said not in _OF_SIX:
+        draft.missing.conflict(
+            f"--pose-rotation {said}: the policy's rotations have six numbers: expected one of "
+            f'{", ".join(_OF_SIX)}'
+        )
+        return None
+    return said
 
 
 def pose_notes(spec: BundleSpec) -> tuple[str, ...]:
@@ -55,20 +73,19 @@ def pose_notes(spec: BundleSpec) -> tuple[str, ...]:
 
 
 def _named_poses(
-    options: ExportOptions,
-    state: tuple[str, ...] | None,
-    actions: tuple[str, ...] | None,
-    missing: MissingFacts,
+    draft: Draft, state: tuple[str, ...] | None, actions: tuple[str, ...] | None
 ) -> tuple[PoseSpec, ...]:
+    options, missing = draft.options, draft.missing
     if not options.poses:
+        of_folder = any(pose.form is None for pose in draft.folder_poses)
         for option, value in (
-            ('--pose-rotation', options.pose_rotation),
+            ('--pose-rotation', None if of_folder else options.pose_rotation),
             ('--pose-frame', options.pose_frame),
         ):
             if value is not None:
                 missing.conflict(f'{option} is given without --pose, whose pose it describes')
         return ()
-    form, axes = _form(options, missing)
+    form, axes = _form(draft)
     if form is None or state is None or actions is None:
         return ()
     length = 3 + ROTATION_LENGTH[form]
@@ -84,7 +101,7 @@ def _named_poses(
     found: list[PoseSpec] = []
     for at, (name, names) in enumerate(options.poses.items()):
         of_state = measured[at * length : (at + 1) * length]
-        kind = _kind(name, names, options, missing)
+        kind = _kind(name, names, draft)
         fits = _fits(f'--pose {name}', names, actions, 'action', form, missing)
         if measured:
             fits &= _fits('--pose-state', of_state, state, 'dimension of the state', form, missing)
@@ -128,11 +145,11 @@ def _named_poses(
     return tuple(found)
 
 
-def _form(options: ExportOptions, missing: MissingFacts) -> tuple[RotationForm | None, str | None]:
+def _form(draft: Draft) -> tuple[RotationForm | None, str | None]:
     """Return form and Euler axes of the rotations; None where they are asked for."""
-    said = options.pose_rotation
+    said = draft.options.pose_rotation
     if said is None:
-        missing.ask(
+        draft.missing.ask(
             '--pose-rotation',
             f'form of the rotation in --pose: {", ".join(ROTATIONS)} (euler_ and the axes of '
             'transforms3d: s static or r rotating, then three axes)',
@@ -144,17 +161,15 @@ def _form(options: ExportOptions, missing: MissingFacts) -> tuple[RotationForm |
     return said, None  # type: ignore[return-value]
 
 
-def _kind(
-    name: str, names: tuple[str, ...], options: ExportOptions, missing: MissingFacts
-) -> ActionKind | None:
+def _kind(name: str, names: tuple[str, ...], draft: Draft) -> ActionKind | None:
     """Return what the actions of a pose are; None where they are not all the same."""
     for option, kind, chosen in (
-        ('--velocity', 'velocity', options.velocities),
-        ('--delta', 'delta', options.deltas or ()),
+        ('--velocity', 'velocity', draft.options.velocities),
+        ('--delta', 'delta', draft.options.deltas or ()),
     ):
         among = [one for one in names if one in chosen]
         if among and len(among) < len(names):
-            missing.conflict(
+            draft.missing.conflict(
                 f'{option} names {", ".join(among)} of --pose {name} and not all of it: name all, '
                 'or none'
             )
@@ -195,12 +210,10 @@ def _repeats(option: str, names: tuple[str, ...], missing: MissingFacts) -> bool
 
 
 def _stepped_pose(
-    options: ExportOptions,
-    state: tuple[str, ...] | None,
-    actions: tuple[str, ...] | None,
-    missing: MissingFacts,
+    draft: Draft, state: tuple[str, ...] | None, actions: tuple[str, ...] | None
 ) -> PoseSpec | None:
     """Return the pose whose steps the actions are; None where they are none, or once asked."""
+    options, missing = draft.options, draft.missing
     steps, measured, scale = options.pose_steps, options.pose_state, options.pose_scale
     if steps is None:
         if scale is not None:
@@ -254,26 +267,21 @@ def _stepped_pose(
     )
 
 
-def scale_steps(
-    statistics: Mapping[str, np.ndarray],
-    normalisation: NormalisationSpec,
-    actions: tuple[str, ...],
-    options: ExportOptions,
-    missing: MissingFacts,
-) -> dict[str, np.ndarray]:
+def scale_steps(statistics: Mapping[str, np.ndarray], draft: Draft) -> dict[str, np.ndarray]:
     """Return the statistics with pose steps in metres and radians.
 
     Every normaliser but `identity` is linear in its statistics; a scale that cannot be applied is
-    noted in `missing`.
+    noted as a conflict.
     """
+    options, actions = draft.options, [action.name for action in draft.actions]
     if options.pose_steps is None or options.pose_scale is None:
         return dict(statistics)
     scale = np.ones(len(actions), dtype=np.float64)
     for index, name in enumerate(options.pose_steps):
         if name in actions:
             scale[actions.index(name)] = options.pose_scale[index // 3]
-    if normalisation.actions == 'identity' and not np.all(scale == 1.0):
-        missing.conflict(
+    if draft.normalisation.actions == 'identity' and not np.all(scale == 1.0):
+        draft.missing.conflict(
             "--pose-scale is given, but the policy's actions are not normalised: nothing in the "
             'bundle can scale them'
         )

@@ -6,18 +6,19 @@ Only safetensors are opened here; `torch_archives` reads heads kept in a pickle.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.tensor_names import TensorNames
 from vla_runtime.bundle.schema import WEIGHT_BYTES
-from vla_runtime.bundle.tensors import StoredTensor, TensorsError, read_header
+from vla_runtime.bundle.tensors import StoredTensor, TensorsError, read_array, read_header
 from vla_runtime.files.checkpoint_folders import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -30,8 +31,10 @@ from vla_runtime.files.json_file import read_json
 from vla_runtime.files.quotes import join_truncated
 
 PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
+# Folder that LeRobot writes through torch.distributed.checkpoint.
+_SHARDED = ('pytorch_model_fsdp_*', 'pretrained_model/pytorch_model_fsdp_*')
 _BLOCK_BYTES = 1 << 22
-_THEIR_NAMES = TensorNames(())
+_THEIR_NAMES = TensorNames()
 # Wrappers of PyTorch around a whole policy, and around a module that it compiled.
 _PARALLEL, _COMPILED = 'module.', '_orig_mod.'
 _EXPECTED = (
@@ -46,6 +49,39 @@ class ComputedTensor(StoredTensor):
     def data(self) -> bytes:
         """Return its bytes."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class JoinedTensor(ComputedTensor):
+    """Tensors one behind the other along their first axis."""
+
+    parts: tuple[StoredTensor, ...]
+
+    def data(self) -> bytes:
+        written = io.BytesIO()
+        for part in self.parts:
+            if part.dtype == self.dtype:
+                _copy(part, written, lambda count: None)
+            else:
+                written.write(read_array(part).astype('<f4').tobytes())
+        return written.getvalue()
+
+
+def joined(first: StoredTensor, *others: StoredTensor) -> JoinedTensor:
+    """Join tensors along their first axis, in float32 where their precisions differ.
+
+    Raises CheckpointError: they do not fit.
+    """
+    for other in others:
+        if other.shape[1:] != first.shape[1:]:
+            raise CheckpointError(
+                f"{other.path}: tensor '{other.name}' is {other.dtype} {list(other.shape)}, which "
+                f"does not go on '{first.name}', {first.dtype} {list(first.shape)}"
+            )
+    rows = sum(one.shape[0] for one in (first, *others))
+    shape = (rows, *first.shape[1:])
+    dtype = first.dtype if all(one.dtype == first.dtype for one in others) else 'F32'
+    return JoinedTensor(first.name, first.path, dtype, shape, first.offset, parts=(first, *others))
 
 
 class CheckpointError(ExportError):
@@ -65,11 +101,10 @@ def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[
     tensors: dict[str, StoredTensor] = {}
     found = read_stored(folder)
     prefix = _prefix([stored.name for stored in found], names)
-    for stored in found:
-        bare = stored.name.removeprefix(prefix)
-        if names.is_unused(bare):
-            continue
-        for name, part in cut(stored, names.parts(bare) or (bare,)):
+    bare = [stored.name.removeprefix(prefix) for stored in found]
+    ours = [() if names.is_unused(one) else names.parts(one) or (one,) for one in bare]
+    for stored, parts in zip(found, ours, strict=True):
+        for name, part in cut(stored, parts):
             if name in tensors:
                 raise CheckpointError(
                     f"{stored.path}: tensors '{tensors[name].name}' and '{stored.name}' are the "
@@ -116,19 +151,16 @@ def _prefix(stored: Collection[str], names: TensorNames) -> str:
 
 def cut(stored: StoredTensor, names: tuple[str, ...]) -> list[tuple[str, StoredTensor]]:
     """Cut a tensor along its first axis into equal parts, uncopied; CheckpointError: uneven."""
-    if len(names) == 1:
-        return [(names[0], stored)]
-    length, *rest = stored.shape or (0,)
+    if len(names) <= 1:
+        return [(name, stored) for name in names]
+    length = stored.shape[0] if stored.shape else 0
     if length % len(names):
         raise CheckpointError(
             f"{stored.path}: tensor '{stored.name}' has shape {list(stored.shape)}, which does not "
             f'divide into the {len(names)} tensors that are stacked in it'
         )
-    part = replace(stored, shape=(length // len(names), *rest))
-    return [
-        (name, replace(part, offset=stored.offset + index * part.size))
-        for index, name in enumerate(names)
-    ]
+    count = length // len(names)
+    return [(name, stored.rows(index * count, count)) for index, name in enumerate(names)]
 
 
 def copy_tensors(
@@ -224,6 +256,11 @@ def _nearby(folder: Path) -> str:
         return (
             "; this looks like openpi's JAX checkpoint: convert it with openpi's "
             'examples/convert_jax_model_to_pytorch.py'
+        )
+    if any(any(folder.glob(pattern)) for pattern in _SHARDED):
+        return (
+            '; its weights are shards of a sharded training (checkpoint_format dcp): convert them '
+            f'where LeRobot is installed: lerobot-convert-dcp --checkpoint_dir={folder}'
         )
     if (part := unfinished_download(folder)) is not None:
         return f'; its download is not finished ({part.name}): run the same hf download again'

@@ -32,7 +32,7 @@ LEROBOT_KEYS = (
     '(input_features|output_features|normalization_mapping)(\\..*)?',
     # Processors.
     'name|steps',
-    r'steps\[\d+\]\.(registry_name|class|config|state_file)',
+    r'steps\[\d+\]\.(registry_name|class|config|state_file|artifacts)',
     r'steps\[\d+\]\.config\.(device|float_dtype|task_key|padding|truncation|tokenizer_name)',
     r'steps\[\d+\]\.config\.(features|norm_map|rename_map)(\..*)?',
     r'steps\[\d+\]\.config\.(max_state_dim|max_action_dim|exclude_joints|action_names)',

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import filecmp
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,49 +15,51 @@ from vla_convert.checkpoints.adapters import (
     read_adapted,
     refuse_unmerged,
 )
-from vla_convert.checkpoints.cameras import camera_notes, settle_cameras
 from vla_convert.checkpoints.columns import (
-    Columns,
     ask_about_units,
     ask_for_targets,
     cut_statistics,
-    resolve_columns,
+    settle_columns,
 )
-from vla_convert.checkpoints.folder_facts import ExportError, FolderFacts
-from vla_convert.checkpoints.lerobot_folder import policy_type, read_lerobot_folder
+from vla_convert.checkpoints.draft import Draft
+from vla_convert.checkpoints.folder_facts import ExportError
+from vla_convert.checkpoints.lerobot_early import read_config
+from vla_convert.checkpoints.lerobot_folder import is_lerobot_folder
 from vla_convert.checkpoints.missing_facts import MissingFacts
-from vla_convert.checkpoints.options import DatasetInfo, ExportOptions, read_dataset_info
+from vla_convert.checkpoints.options import ExportOptions, read_dataset
 from vla_convert.checkpoints.pose_options import pose_notes, scale_steps
 from vla_convert.checkpoints.reader import (
     CheckpointReader,
-    MakeDims,
     Source,
     beside_adapters,
     find_reader,
     refuse_unserved,
 )
 from vla_convert.checkpoints.tensors import CheckpointError, copy_tensors, read_tensors
-from vla_convert.checkpoints.unread_keys import unread_notes
+from vla_convert.checkpoints.training import (
+    add_tokens,
+    settle_cameras,
+    settle_prompt,
+    settle_schedule,
+)
+from vla_convert.checkpoints.unread_keys import LEROBOT_KEYS, unread_notes
 from vla_runtime import __version__
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.rules import LIMITS, check_spec
 from vla_runtime.bundle.schema import (
-    STEP_TIMES_S,
-    TOKENIZER_SUFFIXES,
     WEIGHTS_FILE,
     WORDLESS_TASKS,
     BundleSpec,
-    CameraSpec,
     ImageSpec,
 )
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
 from vla_runtime.family.declaration import LanguageDims, PolicyDims, image_sizes, language_dims
+from vla_runtime.family.dimensions import dim_fields
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.field_error import FieldError
-from vla_runtime.files.input_files import UnreadableFileError, near_path, regular_file
-from vla_runtime.files.json_file import JsonError, noting_keys
+from vla_runtime.files.json_file import noting_keys
 from vla_runtime.files.quotes import size_text
 from vla_runtime.processing.prompts import PromptFormat, PromptLayout, prompt_parts
 from vla_runtime.processing.tokenizer import Tokenizer
@@ -75,7 +76,8 @@ class ExportPlan:
 
     `spec` is without files; `tensors` and `files` go by their names in the bundle; `statistics`
     are cut to the named dimensions; `tokenizer` is None without language; `notes` tells people how
-    contradictory facts were read.
+    contradictory facts were read; `origins` the place that each field of policy.yaml came from;
+    `scratch` keeps a file that was made for the plan.
     """
 
     spec: BundleSpec
@@ -84,6 +86,8 @@ class ExportPlan:
     tokenizer: Path | None
     notes: tuple[str, ...] = ()
     files: Mapping[str, Path] = field(default_factory=dict)
+    origins: Sequence[tuple[str, str]] = ()
+    scratch: object = None
 
     @property
     def weight_bytes(self) -> int:
@@ -96,102 +100,148 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     Raises ExportError: all that is missing or contradictory at once, else the first defect;
     JsonError: a JSON file of the checkpoint that cannot be used.
     """
-    adapter = is_adapter(checkpoint)
-    base = checkpoint
-    if adapter:
-        refuse_unserved(checkpoint)
-        base = find_base(checkpoint, options.base, beside_adapters())
-    reader, policy = find_reader(checkpoint, base)
-    if not adapter:
-        if options.base is not None:
-            raise ExportError(f'--base says {options.base}, but {checkpoint} is no adapter (LoRA)')
-        if policy is None:
-            refuse_unmerged(checkpoint)
-        tensors = read_tensors(checkpoint, reader.names)
-    else:
-        if policy is not None:
-            policy_type(base, [policy.type], [policy])
-        tensors = read_adapted(checkpoint, base, reader.names)
-    shown = reader.family(checkpoint, tensors)
+    reader, tensors = _open(checkpoint, options)
+    family = reader.family(checkpoint, tensors)
+    missing = MissingFacts(checkpoint)
     with noting_keys() as noted:
-        if policy is not None:
-            facts = read_lerobot_folder(checkpoint, policy, options.lerobot)
-        else:
-            assert shown is not None, 'a reader of its own folders knows the family by the tensors'
-            facts = reader.read_folder(checkpoint, shown, options)
-        family = shown or facts.family
-        missing = MissingFacts(checkpoint, facts)
-        _check_facts(facts, family, missing, options)
-        source = Source(checkpoint, tensors, facts, options, missing)
+        dataset = read_dataset(options.dataset)
+        draft = Draft(checkpoint, options, missing, dataset, reader.wanted, family=family or '')
+        reader.read(draft)
+        if family not in (None, draft.family):
+            missing.conflict(f'config.json says type {draft.family} but the tensors show {family}')
+        source = Source(checkpoint, tensors, draft, options, missing)
         tensors = reader.select(source)
         make_dims = reader.sizes(source._replace(tensors=tensors))
-        if make_dims is not None:
-            missing.refuse_unused(options.reader_options)
-        settled = _settle(reader, facts, make_dims, options, missing)
-        dims = settled.dims
+        for step in (settle_columns, settle_cameras, settle_prompt, settle_schedule):
+            step(draft)
+        scratch = add_tokens(draft)
+        missing.refuse_unused(options.reader_options)
+        missing.raise_if_any()
+        # None is noted in `missing`, which has raised.
+        assert make_dims is not None and draft.horizon is not None
+        dims = make_dims(len(draft.cameras), draft.prompt_length or 0, draft.horizon)
     # Imports PyTorch, in seconds: nothing above needs it.
-    from vla_runtime.families.flow_network import weight_shapes
+    from vla_runtime.models.base.flow_network import weight_shapes
 
     try:
-        check_tensors(tensors, weight_shapes(family, dims))
+        check_tensors(tensors, weight_shapes(draft.family, dims))
     except TensorsError as error:
         raise CheckpointError(str(error)) from None
-    given = {'targets': ', '.join(options.targets)} if options.targets else {}
-    if settled.tasks_without_text is not None:
-        given[WORDLESS_TASKS] = settled.tasks_without_text
-    prompt, tokenizer_notes = _prompt(reader, settled, facts, dims, options)
-    spec = BundleSpec(
-        name=options.name or default_name,
-        family=family,
-        dims=dims,
-        cameras=settled.cameras,
-        images=_images(facts, dims),
-        state=settled.columns.state,
-        actions=settled.columns.actions,
-        poses=settled.columns.poses,
-        step_time_s=1.0 / settled.rate_hz,
-        denoise_steps=settled.denoise_steps,
-        prompt=prompt,
-        normalisation=replace(facts.normalisation, angles=_angles(facts, settled.columns)),
-        tokenizer=f'tokenizer{settled.tokenizer.suffix}' if settled.tokenizer else None,
-        joint_space=facts.joint_space,
-        trained_delay_steps=facts.trained_delay_steps,
-        flow_times=facts.flow_times,
-        rename_map=facts.renamed,
-        source={**facts.source, **given, 'exported_by': f'vla_runtime {__version__}'},
-    )
-    statistics = scale_steps(
-        cut_statistics(facts.statistics, settled.columns),
-        facts.normalisation,
-        spec.action_names,
-        options,
-        missing,
-    )
+    prompt = _prompt(reader, draft, dims)
+    spec = _spec(draft, dims, prompt, options.name or default_name)
+    statistics = scale_steps(cut_statistics(draft), draft)
     _check_valid(checkpoint, spec, statistics)
-    file = facts.statistics_file or checkpoint
-    ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
-    ask_about_units(spec, statistics, options.units, file, missing)
+    ask_for_targets(spec, statistics, draft)
+    ask_about_units(spec, statistics, draft)
     missing.raise_if_any()
-    unread = unread_notes(checkpoint, noted, reader.known)
-    notes = (*facts.notes, *settled.notes, *tokenizer_notes, *pose_notes(spec), *unread)
+    known = (*LEROBOT_KEYS, *reader.known) if reader.lerobot else reader.known
+    unread = unread_notes(checkpoint, noted, known)
     files = reader.files(source)
-    _check_answers(family, dims, settled.tokenizer, files)
-    return ExportPlan(spec, tensors, statistics, settled.tokenizer, notes, files)
+    _check_answers(draft, dims, files)
+    return ExportPlan(
+        spec,
+        tensors,
+        statistics,
+        draft.tokenizer,
+        (*draft.notes, *pose_notes(spec), *unread),
+        files,
+        _written(draft.origins(), dims),
+        scratch,
+    )
 
 
-def _angles(facts: FolderFacts, columns: Columns) -> tuple[tuple[str, ...], ...]:
-    """Names of the groups of the state that go in as sines and cosines."""
-    names = tuple(one.name for one in columns.state)
-    return tuple(names[first : first + count] for first, count in facts.angles)
+def _written(origins: Sequence[tuple[str, str]], dims: PolicyDims) -> list[tuple[str, str]]:
+    """Return the origins of fields that policy.yaml has, nested dimensions by their whole name."""
+    names = {one.name: one.name for one in dim_fields(type(dims))}
+    for one in dim_fields(type(dims)):
+        for nested in dim_fields(one.part) if one.part is not None else ():
+            names.setdefault(nested.name, f'{one.name}.{nested.name}')
+    found = []
+    for key, place in origins:
+        part, _, name = key.partition('.')
+        if part != 'dimensions':
+            found.append((key, place))
+        elif name in names:
+            found.append((f'dimensions.{names[name]}', place))
+    return found
 
 
-def _images(facts: FolderFacts, dims: PolicyDims) -> ImageSpec:
+def _lerobot_type(folder: Path) -> str | None:
+    """Policy type that a LeRobot folder's config.json says; None: another project's folder."""
+    if not is_lerobot_folder(folder):
+        return None
+    found: str = read_config(folder).get('type', str, '')
+    return found
+
+
+def _open(
+    checkpoint: Path, options: ExportOptions
+) -> tuple[CheckpointReader, Mapping[str, StoredTensor]]:
+    """Find the reader of a checkpoint, and its tensors, those of an adapter merged into its base.
+
+    Raises ExportError, JsonError: no policy that is served, or damaged files.
+    """
+    if not is_adapter(checkpoint):
+        reader = find_reader(checkpoint)
+        if options.base is not None:
+            raise ExportError(f'--base says {options.base}, but {checkpoint} is no adapter (LoRA)')
+        if not is_lerobot_folder(checkpoint):
+            refuse_unmerged(checkpoint)
+        return reader, read_tensors(checkpoint, reader.names)
+    refuse_unserved(checkpoint)
+    base = find_base(checkpoint, options.base, beside_adapters())
+    reader = find_reader(checkpoint, base)
+    theirs, own = (_lerobot_type(folder) for folder in (base, checkpoint))
+    if own is not None and theirs != own:
+        found = 'no LeRobot folder' if theirs is None else f"of type '{theirs}'"
+        raise ExportError(
+            f"{base}: is {found}, and the adapter in {checkpoint} of type '{own}': give the policy "
+            'that it was trained on'
+        )
+    return reader, read_adapted(checkpoint, base, reader.names)
+
+
+def _spec(draft: Draft, dims: PolicyDims, prompt: PromptFormat | None, name: str) -> BundleSpec:
+    """Return the policy.yaml of a draft with nothing missing."""
+    assert draft.step_time_s is not None and draft.denoise_steps is not None
+    states = tuple(one.name for one in draft.state)
+    angles = tuple(states[first : first + count] for first, count in draft.angle_groups)
+    given = {'targets': ', '.join(draft.options.targets)} if draft.options.targets else {}
+    return BundleSpec(
+        name=name,
+        family=draft.family,
+        dims=dims,
+        cameras=draft.cameras,
+        images=_images(draft, dims),
+        state=draft.state,
+        actions=draft.actions,
+        poses=draft.poses,
+        step_time_s=draft.step_time_s,
+        denoise_steps=draft.denoise_steps,
+        prompt=prompt,
+        normalisation=replace(draft.normalisation, angles=angles),
+        tokenizer=f'tokenizer{draft.tokenizer.suffix}' if draft.tokenizer else None,
+        joint_space=draft.joint_space,
+        joint_frame=draft.joint_frame,
+        trained_delay_steps=draft.trained_delay_steps,
+        flow_times=draft.flow_times,
+        rename_map=draft.rename_map,
+        source={
+            **draft.source,
+            **given,
+            **_wordless(draft),
+            'exported_by': f'vla_runtime {__version__}',
+        },
+    )
+
+
+def _images(draft: Draft, dims: PolicyDims) -> ImageSpec:
     """Resizing of the images, with their size after a cut where the network's is another one."""
-    crop = facts.images.crop
-    if crop is None or facts.images.resample == 'area':
-        return facts.images
-    (cut,), size = facts.image_sizes, image_sizes(dims)[0]
-    return facts.images if cut == size else replace(facts.images, crop=replace(crop, size=cut))
+    images = draft.images
+    if images.crop is None or images.resample == 'area':
+        return images
+    (cut,), size = draft.image_sizes, image_sizes(dims)[0]
+    return images if cut == size else replace(images, crop=replace(images.crop, size=cut))
 
 
 def _check_valid(checkpoint: Path, spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
@@ -203,37 +253,44 @@ def _check_valid(checkpoint: Path, spec: BundleSpec, statistics: Mapping[str, np
         raise ExportError(f'{checkpoint}: the bundle would not be valid: {error}') from None
 
 
-def _check_answers(
-    family: str, dims: PolicyDims, tokenizer: Path | None, files: Mapping[str, Path]
-) -> None:
+def _check_answers(draft: Draft, dims: PolicyDims, files: Mapping[str, Path]) -> None:
     """Refuse files that the answers of a `tokens` head cannot be decoded with (ExportError)."""
-    make = find_family(family).answer_decoder
-    if make is None or tokenizer is None:
+    make = find_family(draft.family).answer_decoder
+    if make is None or draft.tokenizer is None:
         return
     try:
-        make(dims, tokenizer, files)
+        make(dims, draft.tokenizer, files)
     except ValueError as error:
         raise ExportError(str(error)) from None
 
 
-def _prompt(
-    reader: CheckpointReader,
-    settled: _Settled,
-    facts: FolderFacts,
-    dims: PolicyDims,
-    options: ExportOptions,
-) -> tuple[PromptFormat | None, tuple[str, ...]]:
-    """Check the tokenizer; return the form of the prompts, None without language, and notes."""
-    if settled.language is None:
-        return None, ()
-    tokenizer, template, _ = settled.language
-    layout = find_family(facts.family).templates[template]
+def _prompt(reader: CheckpointReader, draft: Draft, dims: PolicyDims) -> PromptFormat | None:
+    """Check the tokenizer, and return the form of the prompts; None without language."""
+    if draft.prompt_template is None or draft.tokenizer is None:
+        return None
+    family = find_family(draft.family)
     rows = language_dims(dims).vocabulary
-    loaded = _load_tokenizer(tokenizer, layout, rows)
-    bins = facts.state_bins if find_family(facts.family).templates[template].has_state else None
-    form = PromptFormat(template, facts.cleaning, options.advantage, bins)
-    _check_length(loaded, layout, form, language_dims(dims), len(settled.columns.state))
-    return form, _tokenizer_notes(tokenizer, loaded, reader.marks, rows)
+    form = PromptFormat(
+        draft.prompt_template,
+        draft.prompt_cleaning,
+        draft.prompt_advantage,
+        draft.prompt_state_bins if family.templates[draft.prompt_template].has_state else None,
+        draft.prompt_state_levels,
+        draft.prompt_words or None,
+    )
+    layout = family.layout(form, dims)
+    loaded = _load_tokenizer(draft.tokenizer, layout, rows)
+    _check_length(loaded, layout, form, language_dims(dims), len(draft.state))
+    draft.notes += _tokenizer_notes(draft.tokenizer, loaded, reader.marks, rows)
+    return form
+
+
+def _wordless(draft: Draft) -> dict[str, str]:
+    """Say in `source` how many of the data set's tasks have no words, `1 of 3`."""
+    has_language = find_family(draft.family).has_language
+    tasks = draft.dataset.tasks if draft.dataset and has_language else ()
+    empty = sum(not task.strip() for task in tasks)
+    return {WORDLESS_TASKS: f'{empty} of {len(tasks)}'} if empty else {}
 
 
 def write_export(
@@ -274,229 +331,6 @@ def write_export(
         finish(folder, plan.spec)
         seal(folder, plan.spec)
     return read_bundle(target, verify=False)
-
-
-def _check_facts(
-    facts: FolderFacts, family: str, missing: MissingFacts, options: ExportOptions
-) -> None:
-    """Note where the folder's statements contradict its tensors or the options."""
-    if facts.family != family:
-        missing.conflict(f'config.json says type {facts.family} but the tensors show {family}')
-    if facts.kind != 'openpi':
-        for option, value in (
-            ('--asset-id', options.asset_id),
-            ('--statistics', options.statistics),
-        ):
-            if value is not None:
-                missing.conflict(
-                    f'{option} says {value} but a {facts.kind} folder has its own statistics'
-                )
-        if options.adapt_to_pi is not None:
-            missing.conflict(f"--adapt-to-pi is openpi's, and this folder is of {facts.kind}")
-    if options.lerobot is not None and facts.kind != 'LeRobot':
-        missing.conflict(f"--lerobot is LeRobot's, and this folder is of {facts.kind}")
-    if options.image_size is not None and facts.images.resample != 'area':
-        height, width = options.image_size
-        missing.conflict(
-            f"--image-size says {height}x{width} but the policy's images have one size, whatever "
-            'the cameras have'
-        )
-
-
-@dataclass(frozen=True)
-class _Settled:
-    """Facts of folder and options combined, none missing.
-
-    `language` is None without language; `tasks_without_text` says how many tasks of the data set
-    have no text.
-    """
-
-    columns: Columns
-    cameras: tuple[CameraSpec, ...]
-    make_dims: MakeDims
-    language: tuple[Path, str, int] | None
-    rate_hz: float
-    horizon: int
-    denoise_steps: int
-    tasks_without_text: str | None
-    notes: tuple[str, ...]
-
-    @property
-    def tokenizer(self) -> Path | None:
-        return None if self.language is None else self.language[0]
-
-    @property
-    def dims(self) -> PolicyDims:
-        """Sizes of the networks."""
-        prompt_length = self.language[2] if self.language else 0
-        return self.make_dims(len(self.cameras), prompt_length, self.horizon)
-
-
-def _settle(
-    reader: CheckpointReader,
-    facts: FolderFacts,
-    make_dims: MakeDims | None,
-    options: ExportOptions,
-    missing: MissingFacts,
-) -> _Settled:
-    dataset = _dataset(options)
-    columns = resolve_columns(facts, options, dataset, missing)
-    rate_hz = _rate(options, dataset, missing)
-    has_language = find_family(facts.family).has_language
-    tasks_without_text = _wordless(dataset) if has_language else None
-    language = _language(reader, facts, options, missing) if has_language else None
-    if not has_language:
-        _check_no_language(facts, options, missing)
-    cameras = settle_cameras(options.cameras, facts, missing)
-    horizon, denoise_steps = _numbers(reader, facts, options, missing)
-    missing.raise_if_any()
-    # Every None is noted in `missing`, which has raised.
-    assert columns and cameras and make_dims and (language or not has_language)
-    assert rate_hz and horizon and denoise_steps
-    return _Settled(
-        columns,
-        cameras,
-        make_dims,
-        language,
-        rate_hz,
-        horizon,
-        denoise_steps,
-        tasks_without_text,
-        camera_notes(cameras, facts, dataset),
-    )
-
-
-def _wordless(dataset: DatasetInfo | None) -> str | None:
-    """Return how many of a data set's tasks have no words, `1 of 3`; None: all have some."""
-    tasks = dataset.tasks if dataset else ()
-    empty = sum(not task.strip() for task in tasks)
-    return f'{empty} of {len(tasks)}' if empty else None
-
-
-def _language(
-    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, missing: MissingFacts
-) -> tuple[Path, str, int] | None:
-    """Return tokenizer, template and tokens of a prompt; None once one is noted missing."""
-    tokenizer = _tokenizer(reader, facts, options, missing)
-    template: str | None = missing.pick(
-        '--prompt-template',
-        options.prompt_template,
-        facts.template,
-        reader.wanted.get('--prompt-template', 'layout of the prompt in training'),
-    )
-    names = find_family(facts.family).templates
-    if template is not None and template not in names:
-        missing.conflict(
-            f'--prompt-template says {template}, but the prompts of {facts.family} are '
-            f'{", ".join(names)}'
-        )
-    length = missing.pick(
-        '--prompt-length',
-        options.prompt_length,
-        facts.prompt_length,
-        'tokens of the padded prompt',
-        default=facts.usual_prompt_length,
-    )
-    return (tokenizer, template, length) if tokenizer and template and length else None
-
-
-def _check_no_language(facts: FolderFacts, options: ExportOptions, missing: MissingFacts) -> None:
-    """Note options about a prompt, for a policy that reads none."""
-    for option, value in (
-        ('--tokenizer', options.tokenizer),
-        ('--prompt-template', options.prompt_template),
-        ('--prompt-length', options.prompt_length),
-        ('--advantage', options.advantage),
-    ):
-        if value is not None:
-            missing.conflict(f'{option} says {value}, but {facts.family} has no language')
-
-
-def _numbers(
-    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, missing: MissingFacts
-) -> tuple[int | None, int | None]:
-    """Return horizon and denoise steps."""
-    return (
-        missing.pick(
-            '--horizon',
-            options.horizon,
-            facts.horizon,
-            reader.wanted.get('--horizon', 'actions of a chunk'),
-            default=facts.usual_horizon,
-        ),
-        missing.pick(
-            '--denoise-steps',
-            options.denoise_steps,
-            facts.denoise_steps,
-            'Euler steps',
-            default=find_family(facts.family).denoise_steps,
-        ),
-    )
-
-
-def _dataset(options: ExportOptions) -> DatasetInfo | None:
-    if options.dataset is None:
-        return None
-    if not options.dataset.exists():
-        raise ExportError(f'--dataset says {options.dataset}, but there is no such folder')
-    try:
-        return read_dataset_info(options.dataset)
-    except (ExportError, JsonError) as error:
-        raise ExportError(f'--dataset: {error}') from None
-
-
-def _rate(
-    options: ExportOptions, dataset: DatasetInfo | None, missing: MissingFacts
-) -> float | None:
-    slowest_hz, fastest_hz = (1.0 / step_time_s for step_time_s in reversed(STEP_TIMES_S))
-    if options.rate_hz is not None and not slowest_hz <= options.rate_hz <= fastest_hz:
-        missing.conflict(
-            f'--rate-hz says {options.rate_hz:g}; expected {slowest_hz:.2g} to {fastest_hz:g}, '
-            'actions a second'
-        )
-    stated = dataset.rate_hz if dataset else None
-    if options.rate_hz is not None and stated is not None and options.rate_hz != stated:
-        missing.conflict(f'--rate-hz says {options.rate_hz} but --dataset says fps {stated}')
-    rate = options.rate_hz if options.rate_hz is not None else stated
-    if rate is None:
-        missing.ask('--rate-hz', 'actions a second in training (the frame rate of the data set)')
-    return rate
-
-
-def _tokenizer(
-    reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, missing: MissingFacts
-) -> Path | None:
-    given, stated = options.tokenizer, facts.tokenizer
-    if given is not None and (why := _why_no_tokenizer(given)):
-        missing.unusable(f'--tokenizer {given}: {why}')
-        return None
-    if given and stated and not filecmp.cmp(given, stated, shallow=False):
-        missing.conflict(f'--tokenizer says {given} but the folder has another {stated.name}')
-    chosen = stated or given
-    if chosen is None:
-        missing.ask(
-            '--tokenizer',
-            reader.wanted.get(
-                '--tokenizer', 'tokenizer.json or tokenizer.model that the policy was trained with'
-            ),
-        )
-    return chosen
-
-
-def _why_no_tokenizer(path: Path) -> str:
-    """Return why a path is no file of a tokenizer; '' where it may be one."""
-    try:
-        regular_file(path)
-    except FileNotFoundError:
-        hint = near_path(path, lambda one: one.suffix in TOKENIZER_SUFFIXES)
-        return f'there is no such file{hint}'
-    except UnreadableFileError as error:
-        return str(error)
-    except OSError as error:
-        return f'cannot be read ({error.strerror})'
-    if path.suffix not in TOKENIZER_SUFFIXES:
-        return 'is no tokenizer by its name; expected tokenizer.json or tokenizer.model'
-    return ''
 
 
 def _load_tokenizer(path: Path, layout: PromptLayout, vocabulary: int) -> Tokenizer:

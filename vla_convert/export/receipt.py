@@ -1,4 +1,4 @@
-"""Receipt of a comparison with PyTorch; errors and bounds are those of `engines.tolerances`."""
+"""Receipt of a comparison with PyTorch; errors and bounds are those of `engines.recorded_cases`."""
 
 from __future__ import annotations
 

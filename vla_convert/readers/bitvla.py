@@ -9,75 +9,44 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from vla_convert.checkpoints.folder_facts import (
-    CONFIG_FILE,
-    ExportError,
-    FolderFacts,
-    count_image_places,
-    expect,
-)
+from vla_convert.checkpoints.dims import Heads, MakeDims, Shapes
+from vla_convert.checkpoints.draft import USUAL, Draft
+from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError, expect
 from vla_convert.checkpoints.norm_stats import read_data_set
-from vla_convert.checkpoints.oft_folder import HEAD_NAMES, oft_facts, read_heads
-from vla_convert.checkpoints.options import ExportOptions
-from vla_convert.checkpoints.reader import CheckpointReader, MakeDims, Source
-from vla_convert.checkpoints.tensor_names import DECODER, SIGLIP, TensorNames, rows_under
+from vla_convert.checkpoints.oft_folder import HEAD_NAMES, fill_oft, read_heads
+from vla_convert.checkpoints.reader import CheckpointReader, Source
+from vla_convert.checkpoints.tensor_names import DECODER, SIGLIP, Rows, TensorNames, under
 from vla_convert.checkpoints.tensors import CheckpointError, ComputedTensor
 from vla_convert.checkpoints.unread_keys import TRANSFORMERS_KEYS
-from vla_convert.readers.block_sizes import (
-    KnownHeads,
-    Shapes,
-    check_stated,
-    checked_dims,
-    decoder_dims,
-    image_size_of,
-    resolve_heads,
-    vision_dims,
-)
 from vla_runtime.bundle.tensors import StoredTensor, read_array
-from vla_runtime.families.bitvla.declaration import PROMPT, STOP, BitVlaDims
-from vla_runtime.families.blocks.ternary_weights import pack, packed_width, scale_of, ternary_of
+from vla_runtime.declarations.bitvla import STOP
+from vla_runtime.family.ternary_weights import pack, packed_width, scale_of, ternary_of
 from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.processing.prompts import Piece
 from vla_runtime.processing.tokenizer import Tokenizer
 
-_TOWER = r'vision_tower\.vision_model\.'
-_LANGUAGE = r'language_model\.'
+_TOWER = 'vision_tower.vision_model.'
+_BITNET: Rows = {
+    **DECODER,
+    'layers.{i}.self_attn.attn_sub_norm.*': 'blocks.{i}.attention.norm.*',
+    'layers.{i}.mlp.ffn_sub_norm.*': 'blocks.{i}.mlp.norm.*',
+}
 NAMES = TensorNames(
-    rows=(
-        *rows_under(_TOWER, 'vision.', SIGLIP[:-1]),
-        (
-            re.compile(rf'{_TOWER}embeddings\.position_embedding\.weight'),
-            'vision.position_embedding',
-        ),
-        *rows_under(
-            r'multi_modal_projector\.',
-            'vision.projector.',
-            ((r'linear_(?P<n>[12])', r'fc\g<n>'),),
-        ),
-        *rows_under(
-            rf'{_LANGUAGE}(?:model\.)?',
-            'language.',
-            (
-                *DECODER,
-                (
-                    r'layers\.(?P<i>\d+)\.self_attn\.attn_sub_norm',
-                    r'blocks.\g<i>.attention.norm',
-                ),
-                (r'layers\.(?P<i>\d+)\.mlp\.ffn_sub_norm', r'blocks.\g<i>.mlp.norm'),
-            ),
-        ),
-        *HEAD_NAMES,
-    ),
+    rows={
+        **under(_TOWER, 'vision.', SIGLIP),
+        'multi_modal_projector.linear_{1|2}.*': 'vision.projector.fc{1|2}.*',
+        **under('language_model.(model.)', 'language.', _BITNET),
+        **HEAD_NAMES,
+    },
     # Features are read in front of the tower's norm, and nothing is written as text.
     unused=(
-        re.compile(rf'{_TOWER}(?:post_layernorm|head)\..*'),
-        re.compile(rf'{_LANGUAGE}lm_head\.weight'),
-        re.compile(r'lm_head\.weight'),
-        re.compile(rf'{_LANGUAGE}(?:model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq'),
+        f'{_TOWER}{{post_layernorm|head}}.*',
+        '(language_model.)lm_head.weight',
+        'language_model.(model.)layers.{i}.self_attn.rotary_emb.inv_freq',
     ),
 )
 _LAYERS = r'blocks\.\d+\.(?:attention\.(?:q|k|v|out)|mlp\.(?:gate|up|down|fc1|fc2))'
@@ -121,45 +90,8 @@ _VISION_FIXED = {
 _TERNARY, _FULL = (1, 8), (32, 32)
 
 
-@dataclass(frozen=True)
-class ModelFacts:
-    """Facts of config.json that no shape shows; None where it has no number.
-
-    Attributes:
-        feature_layer: vision block that the projector reads; negative from the end, 0 its
-            input.
-        ternary_vision: the tower's linear layers are ternary.
-    """
-
-    kv_heads: int | None
-    rope_base: float
-    rms_epsilon: float
-    vision_heads: int | None
-    feature_layer: int
-    ternary_vision: bool
-
-
-def read_bitvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
-    """Read all facts in a folder; `unnorm_key` is needed where it has several data sets.
-
-    Raises ExportError or JsonError: missing or damaged files.
-    """
-    image_size = read_json(folder / CONFIG_FILE).mapping('vision_config').count('image_size', None)
-    return oft_facts(
-        folder,
-        read_data_set(folder, unnorm_key),
-        kind='BitVLA',
-        family='bitvla',
-        image_size=image_size,
-        image_size_key='vision_config.image_size',
-        template='bitvla',
-        prompt_length=_PROMPT_LENGTH,
-    )
-
-
-def read_model(folder: Path) -> ModelFacts:
-    """Read what config.json says of the networks; JsonError: unsupported settings."""
-    config = read_json(folder / CONFIG_FILE)
+def read_model(config: JsonMapping) -> dict[str, Any]:
+    """Read the dimensions that no shape shows; JsonError: unsupported settings."""
     for key, value in _FIXED.items():
         expect(config, key, value)
     text, vision = (config.mapping(f'{part}_config', optional=True) for part in ('text', 'vision'))
@@ -169,17 +101,28 @@ def read_model(folder: Path) -> ModelFacts:
         raise text.error('rope_scaling', 'is not supported; expected null')
     for key, value in _VISION_FIXED.items():
         expect(vision, key, value)
+    kv_heads = text.count('num_key_value_heads', text.count('num_attention_heads', None))
+    return {
+        'vision.num_heads': vision.count('num_attention_heads', None),
+        'language.num_kv_heads': kv_heads,
+        'rope_base': float(text.get('rope_theta', (int, float), 5e5)),
+        'rms_epsilon': float(text.get('rms_norm_eps', (int, float), 1e-5)),
+        'ternary_vision': _is_ternary(vision),
+    }
+
+
+def _blocks_read(config: JsonMapping, depth: int) -> int:
+    """Return how many blocks of the tower the projector's features go through (JsonError)."""
+    # Negative from the end; 0 is the first block's input.
     layer = config.get('vision_feature_layer', (int, list), -2)
     if not isinstance(layer, int):
         raise config.error('vision_feature_layer', 'is a list; expected one block')
-    return ModelFacts(
-        kv_heads=text.count('num_key_value_heads', text.count('num_attention_heads', None)),
-        rope_base=float(text.get('rope_theta', (int, float), 5e5)),
-        rms_epsilon=float(text.get('rms_norm_eps', (int, float), 1e-5)),
-        vision_heads=vision.count('num_attention_heads', None),
-        feature_layer=layer,
-        ternary_vision=_is_ternary(vision),
-    )
+    blocks = layer if layer >= 0 else depth + 1 + layer
+    if not 1 <= blocks <= depth:
+        raise config.error(
+            'vision_feature_layer', f'{layer} where a block of a tower of {depth} is expected'
+        )
+    return blocks
 
 
 def _is_ternary(vision: JsonMapping) -> bool:
@@ -193,9 +136,6 @@ def _is_ternary(vision: JsonMapping) -> bool:
     return bits == _TERNARY
 
 
-# Heads of SigLIP base and So400m by width, and of BitNet b1.58 2B.
-_VISION_HEADS = {768: 12, 1152: 16}
-_KV_HEADS = {2560: 5}
 _MARK = '.self_attn.attn_sub_norm.weight'
 
 
@@ -230,6 +170,11 @@ class _Scale(_OfMaster):
 
 class BitVlaReader(CheckpointReader):
     names = NAMES
+    # SigLIP base and So400m; BitNet b1.58 2B.
+    heads: ClassVar[Mapping[str, Heads]] = {
+        'vision.num_heads': Heads({768: 12, 1152: 16}, 'SigLIP So400m has 16'),
+        'language.num_kv_heads': Heads({2560: 5}, 'BitNet b1.58 2B has 5'),
+    }
     known = (
         *TRANSFORMERS_KEYS,
         'image_token_index|image_seq_length|n_action_bins|norm_stats(\\..*)?',
@@ -248,8 +193,15 @@ class BitVlaReader(CheckpointReader):
     def family(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
         return 'bitvla'
 
-    def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
-        return read_bitvla_folder(folder, options.unnorm_key)
+    def read(self, draft: Draft) -> None:
+        draft.is_of('BitVLA', 'bitvla')
+        draft.source = {'checkpoint': draft.kind}
+        vision = draft.config.mapping('vision_config')
+        draft.image_size_key = 'vision_config.image_size'
+        draft.write(vision.place('image_size'), image_size=vision.count('image_size', None))
+        draft.write('BitVLA itself', prompt_template='bitvla')
+        draft.assume(USUAL, prompt_length=_PROMPT_LENGTH)
+        fill_oft(draft, read_data_set(draft))
 
     def select(self, source: Source) -> dict[str, StoredTensor]:
         """Add both heads, leave out the blocks that nothing reads, and round master weights."""
@@ -257,18 +209,12 @@ class BitVlaReader(CheckpointReader):
         if not any(name.startswith('head.') for name in tensors):
             for theirs, stored in read_heads(source.folder).items():
                 tensors[NAMES.ours(theirs) or theirs] = stored
-        model = read_model(source.folder)
-        depth = Shapes(tensors, 'BitVLA').depth('vision.blocks')
-        layer = model.feature_layer
-        blocks = layer if layer >= 0 else depth + 1 + layer
-        if not 1 <= blocks <= depth:
-            raise CheckpointError(
-                f'{source.folder}: config.json: field vision_feature_layer: {layer} where a block '
-                f'of a tower of {depth} is expected'
-            )
+        config = read_json(source.folder / CONFIG_FILE)
+        ternary_vision = read_model(config)['ternary_vision']
+        blocks = _blocks_read(config, Shapes(tensors).depth('vision.blocks'))
         chosen: dict[str, StoredTensor] = {}
         for name, stored in without_later_blocks(tensors, blocks).items():
-            if not is_ternary(name, model.ternary_vision):
+            if not is_ternary(name, ternary_vision):
                 chosen[name] = stored
                 continue
             if len(stored.shape) != 2 or 0 in stored.shape:
@@ -285,60 +231,18 @@ class BitVlaReader(CheckpointReader):
         return chosen
 
     def sizes(self, source: Source) -> MakeDims | None:
-        folder, tensors, facts, options, missing = source
-        shape, model = Shapes(_with_masters(tensors), 'BitVLA'), read_model(folder)
+        facts, options = source.facts, source.options
         if options.unnorm_key is not None:
             stated = facts.source['unnorm_key']
-            missing.pick('--unnorm-key', options.unnorm_key, stated, 'name of the data set')
-        image_size = image_size_of(shape)
-        vocabulary, width = shape('language.embedding.weight', 2)
-        action_dim, head_width = shape('head.fc2.weight', 2)
-        state_dim = shape('state_projection.fc1.weight', 2)[1]
-        check_stated(
-            missing,
-            (facts.image_size_key, facts.image_size, image_size),
-            ('action dimensions', facts.action_length, action_dim),
-            ('state dimensions', facts.state_length, state_dim),
-        )
-        known = KnownHeads(
-            vision=model.vision_heads
-            or _VISION_HEADS.get(shape('vision.blocks.0.norm1.bias', 1)[0]),
-            kv=model.kv_heads or _KV_HEADS.get(width),
-            vision_example='SigLIP So400m has 16',
-            kv_example='BitNet b1.58 2B has 5',
-        )
-        heads = resolve_heads(shape, known, options, missing)
+            source.missing.pick('--unnorm-key', options.unnorm_key, stated, 'name of the data set')
         tokenizer = facts.tokenizer or options.tokenizer
-        if heads is None or tokenizer is None or not tokenizer.is_file():
-            return None  # The exporter asks for a tokenizer itself.
-        language = decoder_dims(shape, 'language', heads.kv)
-        blocks = shape.depth('head.blocks') if 'head.blocks.0.norm.weight' in shape else 0
-
-        def make(cameras: int, prompt_length: int, horizon: int) -> BitVlaDims:
-            places = count_image_places(tokenizer, PROMPT, cameras, prompt_length)
-            return BitVlaDims(
-                vision=vision_dims(shape, heads.vision, image_size),
-                language=language,
-                vocabulary=vocabulary,
-                cameras=cameras,
-                image_places=places,
-                # The state's token follows the last image.
-                state_place=places[-1],
-                prompt_length=prompt_length,
-                stop_token=_stop_token(tokenizer),
-                horizon=horizon,
-                action_dim=action_dim,
-                state_dim=state_dim,
-                head_width=head_width,
-                head_blocks=blocks,
-                ternary_vision=model.ternary_vision,
-                rope_base=model.rope_base,
-                rms_epsilon=model.rms_epsilon,
-            )
-
-        return lambda cameras, prompt_length, horizon: checked_dims(
-            lambda: make(cameras, prompt_length, horizon)
-        )
+        given = {
+            **read_model(read_json(source.folder / CONFIG_FILE)),
+            # The state's token follows the last image.
+            'state_place': lambda values: values['image_places'][-1],
+            'stop_token': lambda values: _stop_token(tokenizer),
+        }
+        return self.dims(source._replace(tensors=_with_masters(source.tensors)), given)
 
 
 def _with_masters(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -350,8 +254,9 @@ def _with_masters(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor
     return shown
 
 
-def _stop_token(tokenizer: Path) -> int:
+def _stop_token(tokenizer: Path | None) -> int:
     """Find the token after the answer's last action."""
+    assert tokenizer is not None, 'image places are counted with it first'
     try:
         (ids,) = Tokenizer.load(tokenizer, bos=False).piece_tokens([Piece(STOP, True)])
     except ValueError as error:

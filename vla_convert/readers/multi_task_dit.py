@@ -5,147 +5,93 @@ A folder lacks head counts (looked up by width) and tokenizer of its CLIP model.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import ClassVar, cast, get_args
+from typing import ClassVar, get_args
 
+from vla_convert.checkpoints.dims import Heads, MakeDims, Shapes, check_stated, renamed
+from vla_convert.checkpoints.draft import Draft
 from vla_convert.checkpoints.lerobot_early import read_config
-from vla_convert.checkpoints.lerobot_folder import LeRobotPolicy
-from vla_convert.checkpoints.reader import CheckpointReader, MakeDims, Source
-from vla_convert.checkpoints.tensor_names import SIGLIP, TensorNames, row, rows_under
+from vla_convert.checkpoints.lerobot_folder import LeRobotPolicy, scheduler_steps
+from vla_convert.checkpoints.reader import CheckpointReader, Source
+from vla_convert.checkpoints.tensor_names import SIGLIP_BLOCKS, TensorNames, under
 from vla_convert.checkpoints.tensors import CheckpointError
-from vla_convert.checkpoints.unread_keys import LEROBOT_KEYS
-from vla_convert.readers.block_sizes import Shapes, check_stated, checked_dims
 from vla_runtime.bundle.schema import ImageSpec
-from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.blocks.scheduler_config import common_image, pair, read_scheduler
-from vla_runtime.families.multi_task_dit.declaration import (
-    DitDims,
-    Integrator,
-    MultiTaskDitDims,
-    MultiTaskDitFlowDims,
-    TextDims,
-    TransformerDims,
-)
+from vla_runtime.declarations.multi_task_dit import Integrator
+from vla_runtime.family.scheduler_config import common_image, pair, read_scheduler
 from vla_runtime.files.json_file import JsonMapping
 
-_VISION = r'observation_encoder\.vision_encoder\.model\.vision_model\.'
-_EYES_OF_CAMERA = r'observation_encoder\.vision_encoders\.(?P<c>\d+)\.model\.vision_model\.'
-_READER = r'observation_encoder\.text_encoder\.'
-_TEXT = rf'{_READER}text_encoder\.text_model\.'
+_VISION = 'observation_encoder.vision_encoder.model.vision_model.'
+_OF_CAMERA = 'observation_encoder.vision_encoders.{c}.model.vision_model.'
+_TEXT = 'observation_encoder.text_encoder.'
 # What PyTorch puts before the names where the transformer was compiled.
-_HEAD = r'noise_predictor\.(?:_orig_mod\.)?'
-_BLOCK = rf'{_HEAD}transformer_blocks\.(?P<i>\d+)\.'
+_HEAD = 'noise_predictor.(_orig_mod.)'
 # The CLIP blocks are named as SigLIP's.
-_BLOCKS = tuple(entry for entry in SIGLIP if entry[0].startswith('encoder'))
-
-
-def _eye_rows(theirs: str, ours: str) -> tuple[tuple[re.Pattern[str], str], ...]:
-    return (
-        row(rf'{theirs}embeddings\.class_embedding', f'{ours}class_embedding'),
-        row(rf'{theirs}embeddings\.position_embedding\.weight', f'{ours}position_embedding'),
-        *rows_under(
-            theirs,
-            ours,
-            (
-                (r'embeddings\.patch_embedding', 'patch_embedding'),
-                # The library's own spelling.
-                (r'pre_layrnorm', 'norm'),
-                *_BLOCKS,
-            ),
-        ),
-    )
-
-
+_CLIP_VISION = {
+    'embeddings.class_embedding': 'class_embedding',
+    'embeddings.position_embedding.weight': 'position_embedding',
+    'embeddings.patch_embedding.*': 'patch_embedding.*',
+    # The library's own spelling.
+    'pre_layrnorm.*': 'norm.*',
+    **SIGLIP_BLOCKS,
+}
+_CLIP_TEXT = {
+    'embeddings.position_embedding.weight': 'position_embedding',
+    'embeddings.token_embedding.*': 'embedding.*',
+    'final_layer_norm.*': 'norm.*',
+    **SIGLIP_BLOCKS,
+}
+# Query, key and value of a layer with rotary positions, and of PyTorch's own attention without.
+_BLOCK = {
+    'attn.qkv_proj.{weight|bias}': 'attention.{q,k,v}.{weight|bias}',
+    'multihead_attn.in_proj_{weight|bias}': 'attention.{q,k,v}.{weight|bias}',
+    '(multihead_)attn.out_proj.*': 'attention.out.*',
+    'mlp.0.*': 'mlp.fc1.*',
+    'mlp.2.*': 'mlp.fc2.*',
+    'adaLN_modulation.1.*': 'modulation.*',
+}
 NAMES = TensorNames(
-    rows=(
-        *_eye_rows(_VISION, 'vision.'),
-        *_eye_rows(_EYES_OF_CAMERA, r'encoders.\g<c>.'),
-        row(rf'{_TEXT}embeddings\.position_embedding\.weight', 'text.position_embedding'),
-        *rows_under(
-            _TEXT,
-            'text.',
-            (
-                (r'embeddings\.token_embedding', 'embedding'),
-                (r'final_layer_norm', 'norm'),
-                *_BLOCKS,
-            ),
-        ),
-        *rows_under(_READER, 'text.', ((r'projection', 'projection'),)),
-        row(rf'{_HEAD}pos_embedding', 'transformer.position_embedding'),
-        *rows_under(
-            _HEAD,
-            'transformer.',
-            (
-                (r'time_mlp\.1', 'time1'),
-                (r'time_mlp\.3', 'time2'),
-                (r'input_proj', 'action_in'),
-                (r'output_proj', 'action_out'),
-            ),
-        ),
-        *rows_under(
-            _BLOCK,
-            r'transformer.blocks.\g<i>.',
-            (
-                (r'(?:attn|multihead_attn)\.out_proj', 'attention.out'),
-                (r'mlp\.0', 'mlp.fc1'),
-                (r'mlp\.2', 'mlp.fc2'),
-                (r'adaLN_modulation\.1', 'modulation'),
-            ),
-        ),
-    ),
-    # One layer with rotary positions, PyTorch's own attention without.
-    packed=tuple(
-        (
-            re.compile(rf'{_BLOCK}{packed}(?P<leaf>weight|bias)'),
-            tuple(
-                rf'transformer.blocks.\g<i>.attention.{part}.\g<leaf>' for part in ('q', 'k', 'v')
-            ),
-        )
-        for packed in (r'attn\.qkv_proj\.', r'multihead_attn\.in_proj_')
-    ),
+    rows={
+        **under(_VISION, 'vision.', _CLIP_VISION),
+        **under(_OF_CAMERA, 'encoders.{c}.', _CLIP_VISION),
+        **under(f'{_TEXT}text_encoder.text_model.', 'text.', _CLIP_TEXT),
+        f'{_TEXT}projection.*': 'text.projection.*',
+        f'{_HEAD}pos_embedding': 'transformer.position_embedding',
+        f'{_HEAD}time_mlp.1.*': 'transformer.time1.*',
+        f'{_HEAD}time_mlp.3.*': 'transformer.time2.*',
+        f'{_HEAD}input_proj.*': 'transformer.action_in.*',
+        f'{_HEAD}output_proj.*': 'transformer.action_out.*',
+        **under(f'{_HEAD}transformer_blocks.{{i}}.', 'transformer.blocks.{i}.', _BLOCK),
+    },
     unused=(
-        re.compile(rf'(?:{_VISION}|{_EYES_OF_CAMERA})post_layernorm\.(?:weight|bias)'),
-        re.compile(r'observation_encoder\..*\.embeddings\.position_ids'),
+        *(f'{tower}post_layernorm.{{weight|bias}}' for tower in (_VISION, _OF_CAMERA)),
+        'observation_encoder.*.embeddings.position_ids',
     ),
 )
-# Numbers of a head in every CLIP model of OpenAI's.
-_HEAD_WIDTH = 64
-_EYE_WIDTHS, _TEXT_WIDTHS = (768, 1024), (512, 768)
-
 
 _DIFFUSION = LeRobotPolicy(
     type='multi_task_dit',
-    selected_by=('objective', 'diffusion'),
     template='clip',
     images=ImageSpec(padding='none', resample='none'),
-    steps=(),
-    fixed={},
-    horizon_key='horizon',
-    denoise_steps_key='num_inference_steps',
-    train_steps_key='num_train_timesteps',
-    observation_steps_key='n_obs_steps',
-    action_steps_key='n_action_steps',
-    has_state_token=True,
-    padded=False,
+    keys={
+        'horizon': 'horizon',
+        'observation_steps': 'n_obs_steps',
+        'real_horizon': 'n_action_steps',
+    },
     source=('vision_encoder_name', 'text_encoder_name', 'noise_scheduler_type'),
 )
 _FLOW = replace(
     _DIFFUSION,
     family='multi_task_dit_flow',
-    selected_by=('objective', 'flow_matching'),
-    denoise_steps_key='num_integration_steps',
-    train_steps_key=None,
+    keys={**_DIFFUSION.keys, 'denoise_steps': 'num_integration_steps'},
     source=('vision_encoder_name', 'text_encoder_name', 'integration_method'),
 )
+_OBJECTIVES = {'diffusion': _DIFFUSION, 'flow_matching': _FLOW}
 
 
 class MultiTaskDitReader(CheckpointReader):
     names = NAMES
     known = (
-        *LEROBOT_KEYS,
         'objective|timestep_sampling_(strategy|s|alpha|beta)|sigma_min',
         'hidden_dim|num_layers|timestep_embed_dim|use_positional_encoding|rope_base',
         'vision_encoder_(name|lr_multiplier)|text_encoder_name|image_crop_is_random',
@@ -155,7 +101,12 @@ class MultiTaskDitReader(CheckpointReader):
         'clip_sample(_range)?',
         'num_inference_steps|num_integration_steps|integration_method',
     )
-    lerobot = (_DIFFUSION, _FLOW)
+    lerobot = (_DIFFUSION,)
+    # A head of every CLIP model of OpenAI's has 64 numbers.
+    heads: ClassVar[Mapping[str, Heads]] = {
+        'vision.num_heads': Heads({768: 12, 1024: 16}, 'CLIP ViT-B has 12'),
+        'text.num_heads': Heads({512: 8, 768: 12}, 'that of CLIP ViT-B has 8'),
+    }
     wanted: ClassVar[Mapping[str, str]] = {
         '--tokenizer': (
             'tokenizer.json of the CLIP model that config.json names as text_encoder_name, from '
@@ -163,29 +114,30 @@ class MultiTaskDitReader(CheckpointReader):
         ),
     }
 
+    def policy(self, config: JsonMapping) -> LeRobotPolicy | None:
+        if super().policy(config) is None:
+            return None
+        objective = config.get('objective', str)
+        if objective not in _OBJECTIVES:
+            raise config.error(
+                'objective',
+                f"'{objective}' is not supported; expected one of {', '.join(_OBJECTIVES)}",
+            )
+        return _OBJECTIVES[objective]
+
+    def read(self, draft: Draft) -> None:
+        super().read(draft)
+        if draft.family == _DIFFUSION.type:
+            scheduler_steps(draft)
+
     def sizes(self, source: Source) -> MakeDims | None:
-        folder, tensors, facts, options, missing = source
-        shape, config = Shapes(tensors, 'Multi-Task DiT'), read_config(folder)
+        folder, tensors, facts, _, missing = source
+        config, separate = read_config(folder), 'encoders.0.class_embedding' in tensors
         if facts.environment_length:
             raise config.error('input_features', 'a state of the environment is not served')
-        separate = 'encoders.0.class_embedding' in shape
-        eyes = 'encoders.0' if separate else 'vision'
-        vision_width, _, patch, _ = shape(f'{eyes}.patch_embedding.weight', 4)
-        text_width = shape('text.embedding.weight', 2)[1]
-        eye_heads = missing.pick(
-            '--vision-heads',
-            options.vision_heads,
-            vision_width // _HEAD_WIDTH if vision_width in _EYE_WIDTHS else None,
-            "the vision tower's attention heads (CLIP ViT-B has 12)",
-        )
-        text_heads = missing.pick(
-            '--kv-heads',
-            options.kv_heads,
-            text_width // _HEAD_WIDTH if text_width in _TEXT_WIDTHS else None,
-            "the text transformer's attention heads (that of CLIP ViT-B has 8)",
-        )
-        if eye_heads is None or text_heads is None:
-            return None
+        # Encoders of several cameras are of the sizes of the first.
+        tensors = renamed(tensors, 'encoders.0.', 'vision.')
+        shape = Shapes(tensors)
         image = common_image(config, facts.image_sizes)
         resize, crop = pair(config, 'image_resize_shape'), pair(config, 'image_crop_shape')
         whole = resize or image
@@ -193,101 +145,60 @@ class MultiTaskDitReader(CheckpointReader):
             # LeRobot leaves such a crop out.
             crop = None
         edge = (crop or whole)[0]
-        _check_positions(shape, eyes, edge // patch)
-        vision = checked_dims(
-            lambda: VisionDims(
-                width=vision_width,
-                depth=shape.depth(f'{eyes}.blocks'),
-                num_heads=eye_heads,
-                mlp_dim=shape(f'{eyes}.blocks.0.mlp.fc1.weight', 2)[0],
-                patch_size=patch,
-                image_size=edge,
-            )
-        )
-        text = checked_dims(
-            lambda: TextDims(
-                width=text_width,
-                depth=shape.depth('text.blocks'),
-                num_heads=text_heads,
-                mlp_dim=shape('text.blocks.0.mlp.fc1.weight', 2)[0],
-                positions=shape('text.position_embedding', 2)[0],
-            )
-        )
-        transformer = _transformer(shape, config)
-        objective, steps = _objective(config, facts.family), facts.observation_steps
-        projected, action_dim = (
-            shape(f'{name}.weight', 2)[0] for name in ('text.projection', 'transformer.action_out')
-        )
-        state_dim, own = facts.state_dim or 0, len(facts.image_sizes)
+        width, _, patch, _ = shape('vision.patch_embedding.weight', 4)
+        _check_positions(shape, edge // patch)
+        state_dim, steps = facts.state_dim or 0, facts.observation_steps
+        cameras = len(facts.image_sizes)
+        rotary = config.get('use_rope', bool)
+        given = {
+            'vision.image_size': edge,
+            'transformer.num_heads': config.count('num_heads'),
+            'transformer.rotary_base': (
+                float(config.get('rope_base', (int, float))) if rotary else None
+            ),
+            'image': image,
+            'resize': resize,
+            'crop': crop,
+            'observation_steps': steps,
+            'real_horizon': facts.real_horizon or 1,
+            'state_dim': state_dim,
+            'separate_encoders': separate,
+            **_objective(config, facts.family),
+        }
+        make = self.dims(source._replace(tensors=tensors), given)
+        text = shape('text.projection.weight', 2)[0]
         modulated = shape('transformer.blocks.0.modulation.weight', 2)[1]
         check_stated(
             missing,
-            ('action dimensions', facts.action_dim, action_dim),
-            (
-                'numbers of an observation (state, cameras and prompt of all steps)',
-                steps * (state_dim + own * vision_width + projected),
-                modulated - transformer.time_width,
-            ),
-            ('encoders', own if separate else 1, shape.depth('encoders') if separate else 1),
+            'numbers of an observation (state, cameras and prompt of all steps)',
+            steps * (state_dim + cameras * width + text),
+            modulated - shape('transformer.time2.weight', 2)[0],
         )
-        return lambda cameras, prompt_length, horizon: checked_dims(
-            lambda: objective(
-                vision=vision,
-                text=text,
-                text_width=projected,
-                transformer=transformer,
-                image=image,
-                resize=resize,
-                crop=crop,
-                vocabulary=shape('text.embedding.weight', 2)[0],
-                prompt_length=prompt_length,
-                cameras=cameras,
-                observation_steps=steps,
-                horizon=horizon,
-                real_horizon=facts.real_horizon or 1,
-                action_dim=action_dim,
-                state_dim=state_dim,
-                separate_encoders=separate,
-            )
-        )
+        if separate:
+            check_stated(missing, 'encoders', cameras, Shapes(source.tensors).depth('encoders'))
+        return make
 
 
-def _objective(config: JsonMapping, family: str) -> Callable[..., DitDims]:
-    """Return the dimensions of what the policy was trained to denoise, all others left open."""
+def _objective(config: JsonMapping, family: str) -> dict[str, object]:
+    """Return what the policy was trained to denoise."""
     if family == _DIFFUSION.type:
-        return partial(MultiTaskDitDims, scheduler=read_scheduler(config))
+        return {'scheduler': read_scheduler(config)}
     method, known = config.get('integration_method', str), get_args(Integrator)
     if method not in known:
         raise config.error(
             'integration_method',
             f"'{method}' is not supported; expected one of {', '.join(known)}",
         )
-    return partial(MultiTaskDitFlowDims, integrator=cast(Integrator, method))
+    return {'integrator': method}
 
 
-def _check_positions(shape: Shapes, eyes: str, side: int) -> None:
-    positions = shape(f'{eyes}.position_embedding', 2)[0]
+def _check_positions(shape: Shapes, side: int) -> None:
+    positions = shape('vision.position_embedding', 2)[0]
     if positions != side**2 + 1:
         raise CheckpointError(
             f'the vision tower has {positions} positions where {side**2 + 1} are expected: those '
             f'of {side} x {side} patches, and one for the class token'
         )
-
-
-def _transformer(shape: Shapes, config: JsonMapping) -> TransformerDims:
-    rotary = config.get('use_rope', bool)
-    mlp_dim, width = shape('transformer.blocks.0.mlp.fc1.weight', 2)
-    return checked_dims(
-        lambda: TransformerDims(
-            width=width,
-            depth=shape.depth('transformer.blocks'),
-            num_heads=config.count('num_heads'),
-            mlp_dim=mlp_dim,
-            time_width=shape('transformer.time2.weight', 2)[0],
-            rotary_base=float(config.get('rope_base', (int, float))) if rotary else None,
-            learned_positions='transformer.position_embedding' in shape,
-        )
-    )
 
 
 READER = MultiTaskDitReader()

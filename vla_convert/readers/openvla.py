@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from vla_convert.checkpoints.adapters import ADAPTER_CONFIG, ADAPTER_TENSORS, is_adapter
+from vla_convert.checkpoints.dims import Heads, MakeDims
+from vla_convert.checkpoints.draft import USUAL, Draft
 from vla_convert.checkpoints.folder_facts import (
     CONFIG_FILE,
     ExportError,
-    FolderFacts,
     expect,
-    find_tokenizer,
 )
-from vla_convert.checkpoints.missing_facts import MissingFacts
 from vla_convert.checkpoints.norm_stats import (
     STATISTICS_JSON,
     DataSet,
@@ -32,73 +29,49 @@ from vla_convert.checkpoints.oft_folder import (
     HEAD_NAMES,
     STATE_PROJECTION,
     files_of,
-    oft_facts,
+    fill_oft,
     read_heads,
 )
-from vla_convert.checkpoints.options import ExportOptions
-from vla_convert.checkpoints.reader import CheckpointReader, MakeDims, Source
-from vla_convert.checkpoints.tensor_names import DECODER, TensorNames, row, rows_under
-from vla_convert.checkpoints.tensors import CheckpointError
+from vla_convert.checkpoints.reader import CheckpointReader, Source
+from vla_convert.checkpoints.tensor_names import DECODER, TensorNames, under
 from vla_convert.checkpoints.unread_keys import TRANSFORMERS_KEYS
-from vla_convert.readers.block_sizes import Shapes, check_stated, checked_dims, decoder_dims
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.openvla.declaration import Channels, OpenVlaDims, OpenVlaOftDims
+from vla_runtime.declarations.openvla import Channels
 from vla_runtime.files.checkpoint_folders import has_tensors
 from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.files.quotes import join_truncated, quoted
 
 # timm's names of a vision transformer.
-_BLOCK = r'blocks\.(?P<i>\d+)\.'
-_TOWER = (
-    (r'patch_embed\.proj', 'patch_embedding'),
-    (rf'{_BLOCK}norm(?P<n>[12])', r'blocks.\g<i>.norm\g<n>'),
-    (rf'{_BLOCK}attn\.proj', r'blocks.\g<i>.attention.out'),
-    (rf'{_BLOCK}mlp\.(?P<n>fc[12])', r'blocks.\g<i>.mlp.\g<n>'),
-)
-_BACKBONE = r'vision_backbone\.'
-_TOWERS = {
-    'vision.dino': rf'{_BACKBONE}featurizer\.',
-    'vision.siglip': rf'{_BACKBONE}fused_featurizer\.',
+_TOWER = {
+    'patch_embed.proj.*': 'patch_embedding.*',
+    'pos_embed': 'position_embedding',
+    'blocks.{i}.norm{1|2}.*': 'blocks.{i}.norm{1|2}.*',
+    'blocks.{i}.attn.qkv.{weight|bias}': 'blocks.{i}.attention.{q,k,v}.{weight|bias}',
+    'blocks.{i}.attn.proj.*': 'blocks.{i}.attention.out.*',
+    'blocks.{i}.mlp.{fc1|fc2}.*': 'blocks.{i}.mlp.{fc1|fc2}.*',
 }
-_DINO = _TOWERS['vision.dino']
-_LANGUAGE = r'language_model\.'
+_DINO = {
+    **_TOWER,
+    'cls_token': 'class_token',
+    'reg_token': 'registers',
+    # transformers renames timm's `gamma`, and so do the published files.
+    'blocks.{i}.ls{1|2}.{scale_factor|gamma}': 'blocks.{i}.scale{1|2}',
+}
 NAMES = TensorNames(
-    rows=(
-        *(
-            rows
-            for ours, theirs in _TOWERS.items()
-            for rows in rows_under(theirs, f'{ours}.', _TOWER)
-        ),
-        *(
-            row(rf'{theirs}pos_embed', f'{ours}.position_embedding')
-            for ours, theirs in _TOWERS.items()
-        ),
-        row(rf'{_DINO}cls_token', 'vision.dino.class_token'),
-        row(rf'{_DINO}reg_token', 'vision.dino.registers'),
-        # transformers renames timm's `gamma`, and so do the published files.
-        row(
-            rf'{_DINO}{_BLOCK}ls(?P<n>[12])\.(?:scale_factor|gamma)',
-            r'vision.dino.blocks.\g<i>.scale\g<n>',
-        ),
-        *rows_under('', 'vision.', ((r'projector\.(?P<n>fc[123])', r'projector.\g<n>'),)),
-        *rows_under(rf'{_LANGUAGE}model\.', 'language.', DECODER),
-        row(rf'{_LANGUAGE}lm_head\.weight', 'token_head.weight'),
-        *HEAD_NAMES,
-    ),
-    packed=tuple(
-        (
-            re.compile(rf'{theirs}{_BLOCK}attn\.qkv\.(?P<leaf>weight|bias)'),
-            tuple(rf'{ours}.blocks.\g<i>.attention.{part}.\g<leaf>' for part in ('q', 'k', 'v')),
-        )
-        for ours, theirs in _TOWERS.items()
-    ),
+    rows={
+        **under('vision_backbone.featurizer.', 'vision.dino.', _DINO),
+        **under('vision_backbone.fused_featurizer.', 'vision.siglip.', _TOWER),
+        'projector.{fc1|fc2|fc3}.*': 'vision.projector.{fc1|fc2|fc3}.*',
+        **under('language_model.model.', 'language.', DECODER),
+        'language_model.lm_head.weight': 'token_head.weight',
+        **HEAD_NAMES,
+    },
     # The features are those of a block before it.
     unused=(
-        re.compile(rf'{_BACKBONE}(?:fused_)?featurizer\.(?:norm|attn_pool|fc_norm|head)\..*'),
-        re.compile(rf'{_DINO}mask_token'),
-        re.compile(rf'{_LANGUAGE}model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq'),
+        'vision_backbone.(fused_)featurizer.{norm|attn_pool|fc_norm|head}.*',
+        'vision_backbone.featurizer.mask_token',
+        'language_model.model.layers.{i}.self_attn.rotary_emb.inv_freq',
     ),
 )
 
@@ -106,7 +79,7 @@ NAMES = TensorNames(
 def without_last_blocks(names: set[str]) -> set[str]:
     """Leave out the last block of each tower, which nothing reads."""
     kept = set(names)
-    for tower in _TOWERS:
+    for tower in ('vision.dino', 'vision.siglip'):
         prefix = f'{tower}.blocks.'
         numbers = {
             name: int(name.removeprefix(prefix).partition('.')[0])
@@ -137,20 +110,6 @@ PROMPT_LENGTH = 64
 
 
 @dataclass(frozen=True)
-class LanguageFacts:
-    """Facts of the language model that no shape shows; `kv_heads` is None where not stated.
-
-    `bins`: edges of an action's bins; `padding`: rows of the text table that no text has.
-    """
-
-    kv_heads: int | None
-    rope_base: float
-    rms_epsilon: float
-    bins: int
-    padding: int
-
-
-@dataclass(frozen=True)
 class ImageFacts:
     """Facts of preprocessor_config.json.
 
@@ -167,43 +126,48 @@ class ImageFacts:
     notes: tuple[str, ...]
 
 
-def read_openvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
-    """Read all facts in a folder; `unnorm_key` is needed where it has several data sets.
+def fill_openvla(draft: Draft) -> None:
+    """Fill a draft from a folder of OpenVLA's.
 
     Raises ExportError or JsonError: missing or damaged files, or unsupported settings.
     """
-    images = read_images(folder)
-    path, key, data_set, questions = read_data_set(folder, unnorm_key)
-    statistics = None
-    if data_set is not None:
-        low, high = read_bounds(data_set.mapping('action'))
-        statistics = {'actions.q01': low, 'actions.q99': high}
-    return FolderFacts(
-        kind='OpenVLA',
-        family='openvla',
-        cameras=(CameraSpec('image'),),
-        cameras_stated=False,
-        images=images.images,
+    draft.is_of('OpenVLA', 'openvla')
+    draft.source = {'checkpoint': draft.kind}
+    images = _fill_common(draft)
+    data_set = read_data_set(draft)
+    if data_set.statistics is not None:
+        low, high = read_bounds(data_set.statistics.mapping('action'))
+        bounds = {'actions.q01': low, 'actions.q99': high}
+        draft.write(data_set.statistics.place('action'), statistics=bounds)
+        draft.action_length = len(low)
+    draft.write(f'{PREPROCESSOR_FILE}, image_resize_strategy', images=images.images)
+    draft.write(
+        'OpenVLA itself',
         normalisation=NormalisationSpec(state='identity', actions='quantiles_lerobot'),
-        statistics=statistics,
-        statistics_file=path,
-        cleaning='lower',
-        action_length=None if statistics is None else len(statistics['actions.q01']),
-        template='openvla',
-        usual_prompt_length=PROMPT_LENGTH,
+        prompt_cleaning='lower',
         horizon=1,
         denoise_steps=1,
-        image_size=images.image_size,
-        image_size_key='input_sizes',
-        tokenizer=find_tokenizer(folder),
-        source={'checkpoint': 'OpenVLA', **({} if key is None else {'unnorm_key': key})},
-        questions=questions,
-        notes=images.notes,
     )
+    draft.assume('OpenVLA itself', cameras=(CameraSpec('image'),))
+    draft.write_tokenizer()
 
 
-def read_language(folder: Path) -> LanguageFacts:
-    """Read language model and bins, with Llama's defaults; JsonError: unsupported settings."""
+def _fill_common(draft: Draft) -> ImageFacts:
+    """Write what folders of OpenVLA and of OFT say alike."""
+    images = read_images(draft.folder)
+    draft.image_size_key = 'input_sizes'
+    draft.write(f'{PREPROCESSOR_FILE}, input_sizes', image_size=images.image_size)
+    draft.write(f'{draft.kind} itself', prompt_template='openvla')
+    draft.assume(USUAL, prompt_length=PROMPT_LENGTH)
+    draft.notes += images.notes
+    return images
+
+
+def read_language(folder: Path) -> dict[str, Any]:
+    """Read the dimensions of language model and bins that no shape shows, with Llama's defaults.
+
+    Raises JsonError: unsupported settings.
+    """
     config = read_json(folder / CONFIG_FILE)
     for key, value in _FIXED.items():
         expect(config, key, value)
@@ -223,13 +187,14 @@ def read_language(folder: Path) -> LanguageFacts:
             'pad_to_multiple_of', f'{padding} where 0 or more is expected (OpenVLA has 64)'
         )
     heads = text.count('num_key_value_heads', text.count('num_attention_heads', None))
-    return LanguageFacts(
-        kv_heads=heads,
-        rope_base=float(text.get('rope_theta', (int, float), 1e4)),
-        rms_epsilon=float(text.get('rms_norm_eps', (int, float), 1e-6)),
-        bins=config.count('n_action_bins', 256),
-        padding=padding,
-    )
+    return {
+        'language.num_kv_heads': heads,
+        'rope_base': float(text.get('rope_theta', (int, float), 1e4)),
+        'rms_epsilon': float(text.get('rms_norm_eps', (int, float), 1e-6)),
+        'action_bins': config.count('n_action_bins', 256),
+        # Without the rows of the text table that no text has.
+        'used_vocabulary': lambda values: values['vocabulary'] - padding,
+    }
 
 
 def read_images(folder: Path) -> ImageFacts:
@@ -413,40 +378,32 @@ def _is_openvla(folder: Path) -> bool:
     return not path.is_file() or read_json(path).values.get('model_type') in (None, 'openvla')
 
 
-def read_oft_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
-    """Read all facts in an OFT folder; `unnorm_key` is needed where it has several data sets.
+def fill_openvla_oft(draft: Draft) -> None:
+    """Fill a draft from an OFT folder.
 
     Raises ExportError or JsonError: missing or damaged files, or unsupported settings.
     """
-    data_set = read_data_set(folder, unnorm_key)
+    draft.is_of('OpenVLA-OFT', _OFT)
+    draft.source = {'checkpoint': draft.kind}
+    data_set = read_data_set(draft)
     platform = _platform_of(data_set)
-    images = read_images(folder)
-    notes = images.notes
-    if platform is None and data_set.name is not None:
-        notes += (
+    _fill_common(draft)
+    if platform is not None:
+        draft.assume(f'{draft.kind}, by the name of its data set', horizon=platform.horizon)
+    elif data_set.name is not None:
+        draft.notes.append(
             f"the data set {data_set.name} is none that OpenVLA-OFT's training has constants for: "
-            "state and actions are taken to be scaled by q01 and q99, as LIBERO's are",
+            "state and actions are taken to be scaled by q01 and q99, as LIBERO's are"
         )
-    if (folder / _ADAPTER_FOLDER).is_dir():
-        notes += (
+    if (draft.folder / _ADAPTER_FOLDER).is_dir():
+        draft.notes.append(
             f'{_ADAPTER_FOLDER}/ lies beside the weights, and nothing says whether it is merged '
             'into them: the training does so (merge_lora_during_training), or '
             'vla-scripts/merge_lora_weights_and_save.py. If neither did, these are the weights '
-            "before the fine-tuning, and the bundle's actions are not the policy's",
+            "before the fine-tuning, and the bundle's actions are not the policy's"
         )
-    return oft_facts(
-        folder,
-        data_set,
-        kind='OpenVLA-OFT',
-        family='openvla_oft',
-        image_size=images.image_size,
-        image_size_key='input_sizes',
-        template='openvla',
-        prompt_length=PROMPT_LENGTH,
-        bounds=('min', 'max') if platform and platform.by_range else ('q01', 'q99'),
-        usual_horizon=platform.horizon if platform else None,
-        notes=notes,
-    )
+    by_range = platform is not None and platform.by_range
+    fill_oft(draft, data_set, ('min', 'max') if by_range else ('q01', 'q99'))
 
 
 def _platform_of(data_set: DataSet) -> _Platform | None:
@@ -463,17 +420,16 @@ def _platform_of(data_set: DataSet) -> _Platform | None:
 
 
 _OFT = 'openvla_oft'
-# Heads of the published towers by width: DINOv2 ViT-S, ViT-B and ViT-L; SigLIP base and So400m.
-_VISION_HEADS = {
-    'dino': {384: 6, 768: 12, 1024: 16},
-    'siglip': {768: 12, 1152: 16},
-}
-# Heads of Llama 2 7B and 13B by width.
-_LANGUAGE_HEADS = {4096: 32, 5120: 40}
 
 
 class OpenVlaReader(CheckpointReader):
     names = NAMES
+    # DINOv2 ViT-S, ViT-B and ViT-L; SigLIP base and So400m; Llama 2 7B and 13B.
+    heads: ClassVar[Mapping[str, Heads]] = {
+        'dino.num_heads': Heads({384: 6, 768: 12, 1024: 16}),
+        'siglip.num_heads': Heads({768: 12, 1152: 16}),
+        'language.num_kv_heads': Heads({4096: 32, 5120: 40}, 'Llama 2 7B has 32'),
+    }
     known = (
         *TRANSFORMERS_KEYS,
         'vision_backbone_id|llm_(backbone_id|max_length)|hf_llm_id|image_sizes|timm_model_ids',
@@ -503,15 +459,16 @@ class OpenVlaReader(CheckpointReader):
     def family(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
         return _OFT if is_oft(folder) else 'openvla'
 
-    def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
+    def read(self, draft: Draft) -> None:
+        folder = draft.folder
         if is_adapter(folder) and not (folder / STATISTICS_JSON).is_file():
             # Those in config.json are of the policy below.
             raise ExportError(
                 f'{folder}: is an adapter (LoRA) without {STATISTICS_JSON}, which its training '
                 'wrote into the run folder (run_root_dir): copy it from there'
             )
-        read = read_oft_folder if family == _OFT else read_openvla_folder
-        return read(folder, options.unnorm_key)
+        fill = fill_openvla_oft if draft.family == _OFT else fill_openvla
+        fill(draft)
 
     def select(self, source: Source) -> dict[str, StoredTensor]:
         """Leave out what nothing reads, and add OFT's heads."""
@@ -524,111 +481,27 @@ class OpenVlaReader(CheckpointReader):
         return {name: one for name, one in tensors.items() if name in kept}
 
     def sizes(self, source: Source) -> MakeDims | None:
-        folder, tensors, facts, options, missing = source
-        shape, of_oft = Shapes(tensors, facts.kind), facts.family == _OFT
+        facts, options, missing = source.facts, source.options, source.missing
         if options.unnorm_key is not None:
             stated = facts.source['unnorm_key']
             missing.pick('--unnorm-key', options.unnorm_key, stated, 'name of the data set')
-        towers = {name: _tower(shape, name, options, missing) for name in ('dino', 'siglip')}
-        vocabulary, width = shape('language.embedding.weight', 2)
-        language = read_language(folder)
-        kv_heads = missing.pick(
-            '--kv-heads',
-            options.kv_heads,
-            language.kv_heads or _LANGUAGE_HEADS.get(width),
-            "the language model's key/value heads (Llama 2 7B has 32)",
-        )
-        dino, siglip = towers['dino'], towers['siglip']
-        if kv_heads is None or dino is None or siglip is None or facts.action_length is None:
-            return None
-        check_stated(missing, (facts.image_size_key, facts.image_size, dino.image_size))
-        images = read_images(folder)
-        backbone: dict[str, Any] = {
-            'dino': dino,
-            'siglip': siglip,
-            'dino_registers': shape('vision.dino.registers', 3)[1],
-            'projector_dim': shape('vision.projector.fc1.weight', 2)[0],
-            'language': decoder_dims(shape, 'language', kv_heads),
-            'vocabulary': vocabulary,
+        images = read_images(source.folder)
+        given = {
+            **read_language(source.folder),
             'dino_mean': images.means[0],
             'dino_std': images.stds[0],
             'siglip_mean': images.means[1],
             'siglip_std': images.stds[1],
-            'rope_base': language.rope_base,
-            'rms_epsilon': language.rms_epsilon,
         }
-        if of_oft:
-            return _oft_dims(shape, facts, missing, backbone)
-        if options.cameras is not None and len(options.cameras) != 1:
-            missing.conflict(
-                f'--cameras names {len(options.cameras)} cameras, but the policy reads one image'
-            )
-        actions = facts.action_length
-        return lambda cameras, prompt_length, horizon: checked_dims(
-            lambda: OpenVlaDims(
-                **backbone,
-                used_vocabulary=vocabulary - language.padding,
-                action_bins=language.bins,
-                prompt_length=prompt_length,
-                action_dim=actions,
-                cameras=cameras,
-            )
-        )
-
-
-def _oft_dims(
-    shape: Shapes, facts: FolderFacts, missing: MissingFacts, backbone: Mapping[str, Any]
-) -> MakeDims:
-    action_dim, head_width = shape('head.fc2.weight', 2)
-    state_dim = shape('state_projection.fc1.weight', 2)[1]
-    check_stated(
-        missing,
-        ('action dimensions', facts.action_length, action_dim),
-        ('state dimensions', facts.state_length, state_dim),
-    )
-    return lambda cameras, prompt_length, horizon: checked_dims(
-        lambda: OpenVlaOftDims(
-            **backbone,
-            prompt_length=prompt_length,
-            action_dim=action_dim,
-            cameras=cameras,
-            horizon=horizon,
-            state_dim=state_dim,
-            head_width=head_width,
-            head_blocks=shape.depth('head.blocks') if 'head.blocks.0.norm.weight' in shape else 0,
-        )
-    )
-
-
-def _tower(
-    shape: Shapes, name: str, options: ExportOptions, missing: MissingFacts
-) -> VisionDims | None:
-    """Sizes of a tower, with the blocks that are run; None once its heads are asked for."""
-    tower = f'vision.{name}'
-    width, channels, patch, patch_width = shape(f'{tower}.patch_embedding.weight', 4)
-    tokens = shape(f'{tower}.position_embedding', 3)[1]
-    side = math.isqrt(tokens)
-    if channels != 3 or patch != patch_width or side * side != tokens:
-        raise CheckpointError(
-            f'the tower {name} has {channels} channels, patches of {patch}x{patch_width} and '
-            f'{tokens} positions; expected 3 channels, square patches and a square of them'
-        )
-    heads = missing.pick(
-        f'--heads {name}=N',
-        options.heads.get(name),
-        _VISION_HEADS[name].get(width),
-        f"attention heads of '{name}', {width} numbers wide",
-    )
-    if heads is None:
-        return None
-    return VisionDims(
-        width=width,
-        depth=shape.depth(f'{tower}.blocks'),
-        num_heads=heads,
-        mlp_dim=shape(f'{tower}.blocks.0.mlp.fc1.weight', 2)[0],
-        patch_size=patch,
-        image_size=side * patch,
-    )
+        if facts.family != _OFT:
+            given['action_dim'] = facts.action_length
+            if options.cameras is not None and len(options.cameras) != 1:
+                missing.conflict(
+                    f'--cameras names {len(options.cameras)} cameras, but the policy reads one '
+                    'image'
+                )
+        make = self.dims(source, given)
+        return None if facts.action_length is None else make
 
 
 READER = OpenVlaReader()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,33 +10,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from vla_convert.checkpoints.folder_facts import (
-    CONFIG_FILE,
-    ExportError,
-    FolderFacts,
-    Question,
-    find_tokenizer,
+from vla_convert.checkpoints.dims import MakeDims
+from vla_convert.checkpoints.draft import USUAL, Draft
+from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError, expect
+from vla_convert.checkpoints.lerobot_early import has_processors
+from vla_convert.checkpoints.lerobot_folder import (
+    LeRobotPolicy,
+    is_lerobot_folder,
+    padded_release,
+    summed_times,
 )
-from vla_convert.checkpoints.lerobot_folder import LeRobotPolicy
-from vla_convert.checkpoints.options import ExportOptions, read_dataset_info
-from vla_convert.checkpoints.reader import CheckpointReader, MakeDims, Source
-from vla_convert.checkpoints.tensor_names import DECODER, SIGLIP, TensorNames, row, rows_under
+from vla_convert.checkpoints.lerobot_processors import PREPROCESSOR_FILE
+from vla_convert.checkpoints.reader import CheckpointReader, Source
+from vla_convert.checkpoints.tensor_names import DECODER, Rows, TensorNames, under
 from vla_convert.checkpoints.tensors import CheckpointError
-from vla_convert.checkpoints.unread_keys import LEROBOT_KEYS
-from vla_convert.readers.block_sizes import (
-    HeadCounts,
-    KnownHeads,
-    Shapes,
-    check_shown,
-    checked_dims,
-    decoder_dims,
-    image_size_of,
-    resolve_heads,
-    vision_dims,
-)
+from vla_convert.readers import paligemma
 from vla_runtime.bundle.schema import STATISTICS, CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.families.pi.declaration import PiDims
 from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.types import NormaliserKind
 
@@ -45,55 +34,31 @@ from vla_runtime.types import NormaliserKind
 _TEXT_HEAD = 'language.head.weight'
 _TEXT_TABLE = 'language.embedding.weight'
 
-_PALIGEMMA = r'paligemma_with_expert\.paligemma\.'
-_VISION = rf'{_PALIGEMMA}(?:model\.)?vision_tower\.(?:vision_model\.)?'
-_LANGUAGE = rf'{_PALIGEMMA}(?:model\.)?language_model\.(?:model\.)?'
-_EXPERT = r'paligemma_with_expert\.gemma_expert\.model\.'
-_MODULATIONS = (
-    (r'layers\.(?P<i>\d+)\.input_layernorm\.dense', r'blocks.\g<i>.input_norm.modulation'),
-    (r'layers\.(?P<i>\d+)\.post_attention_layernorm\.dense', r'blocks.\g<i>.post_norm.modulation'),
-    (r'norm\.dense', 'norm.modulation'),
-)
-_TOP = (
-    (r'action_in_proj', 'action_in'),
-    (r'action_out_proj', 'action_out'),
-    (r'time_mlp_in', 'time_in'),
-    (r'time_mlp_out', 'time_out'),
-    (r'action_time_mlp_in', 'action_time_in'),
-    (r'action_time_mlp_out', 'action_time_out'),
-    (r'state_proj', 'state_projection'),
-)
-
+_EXPERT: Rows = {
+    **DECODER,
+    'layers.{i}.input_layernorm.dense.*': 'blocks.{i}.input_norm.modulation.*',
+    'layers.{i}.post_attention_layernorm.dense.*': 'blocks.{i}.post_norm.modulation.*',
+    'norm.dense.*': 'norm.modulation.*',
+}
 NAMES = TensorNames(
-    rows=(
-        row(rf'{_VISION}embeddings\.position_embedding\.weight', 'vision.position_embedding'),
-        row(rf'{_PALIGEMMA}(?:language_model\.)?lm_head\.weight', _TEXT_HEAD),
-        *rows_under(
-            rf'{_PALIGEMMA}(?:model\.)?multi_modal_projector\.',
-            'vision.',
-            [('linear', 'projector')],
-        ),
-        *rows_under(_VISION, 'vision.', SIGLIP),
-        *rows_under(_LANGUAGE, 'language.', DECODER),
-        *rows_under(_EXPERT, 'expert.', (*DECODER, *_MODULATIONS)),
-        *rows_under('', '', _TOP),
-    ),
+    rows={
+        **paligemma.NAMES,
+        'paligemma_with_expert.paligemma.(language_model.)lm_head.weight': _TEXT_HEAD,
+        **under('paligemma_with_expert.gemma_expert.model.', 'expert.', _EXPERT),
+        'action_in_proj.*': 'action_in.*',
+        'action_out_proj.*': 'action_out.*',
+        'time_mlp_{in|out}.*': 'time_{in|out}.*',
+        'action_time_mlp_{in|out}.*': 'action_time_{in|out}.*',
+        'state_proj.*': 'state_projection.*',
+    },
     # The expert never emits text; both projects store its unused vocabulary head.
-    unused=(re.compile(r'paligemma_with_expert\.gemma_expert\.lm_head\.weight'),),
+    unused=('paligemma_with_expert.gemma_expert.lm_head.weight',),
     tied={_TEXT_HEAD: _TEXT_TABLE},
 )
 
 
-# The one published vision tower (SigLIP So400m); other widths do not determine the heads.
-_VISION_HEADS = {1152: 16}
-# Gemma's published key/value heads, by the variant names that both projects write in config.json.
+# Gemma's key/value heads, by the variant names that both projects write in config.json.
 _KV_HEADS = {'gemma_2b': 1, 'gemma_300m': 1}
-_GEMMA_2B_WIDTH = 2048
-
-
-def pi_shapes(tensors: Mapping[str, StoredTensor]) -> Shapes:
-    """Shapes of a pi0 or pi0.5 checkpoint."""
-    return Shapes(tensors, 'pi0 or pi0.5')
 
 
 def family_of(tensors: Mapping[str, StoredTensor]) -> str:
@@ -107,52 +72,6 @@ def family_of(tensors: Mapping[str, StoredTensor]) -> str:
     return 'pi05' if pi05 else 'pi0'
 
 
-def known_heads(shape: Shapes, variant: str | None) -> KnownHeads:
-    """Return the head counts of the published tower and of Gemma, by variant or by width."""
-    if variant is None:
-        width = shape('language.embedding.weight', 2)[1]
-        variant = 'gemma_2b' if width == _GEMMA_2B_WIDTH else ''
-    return KnownHeads(
-        vision=_VISION_HEADS.get(shape('vision.patch_embedding.weight', 4)[0]),
-        kv=_KV_HEADS.get(variant),
-        vision_example='SigLIP So400m has 16',
-        kv_example='Gemma 2B has 1',
-    )
-
-
-def dims_of(
-    tensors: Mapping[str, StoredTensor],
-    heads: HeadCounts,
-    *,
-    cameras: int,
-    prompt_length: int,
-    horizon: int,
-) -> PiDims:
-    """Return all sizes of a policy.
-
-    Args:
-        cameras: camera inputs, masked ones included.
-        prompt_length: tokens of the padded prompt.
-
-    Raises CheckpointError: a tensor is missing or contradicts another or the head counts.
-    """
-    shape = pi_shapes(tensors)
-    has_state_token = family_of(tensors) == 'pi0'
-    return checked_dims(
-        lambda: PiDims(
-            vision=vision_dims(shape, heads.vision, image_size_of(shape)),
-            language=decoder_dims(shape, 'language', heads.kv),
-            expert=decoder_dims(shape, 'expert', heads.kv),
-            vocabulary=shape('language.embedding.weight', 2)[0],
-            cameras=cameras,
-            prompt_length=prompt_length,
-            horizon=horizon,
-            action_dim=shape('action_in.weight', 2)[1],
-            state_dim=shape('state_projection.weight', 2)[1] if has_state_token else 0,
-        )
-    )
-
-
 STATISTICS_JSON = 'norm_stats.json'
 # The camera slots that every openpi pi0 and pi0.5 policy is trained with, in their order.
 CAMERAS = ('base_0_rgb', 'left_wrist_0_rgb', 'right_wrist_0_rgb')
@@ -160,11 +79,10 @@ CAMERAS = ('base_0_rgb', 'left_wrist_0_rgb', 'right_wrist_0_rgb')
 _PROMPT_LENGTH: Mapping[str, int] = {'pi05': 200, 'pi0': 48}
 # ALOHA's two arms of six joints and a gripper, and perhaps a base after them.
 _ALOHA_COLUMNS = 14
-_ADAPT_TO_PI = Question(
-    '--adapt-to-pi',
+_ADAPT_TO_PI = (
     'yes for ALOHA as openpi trains it (LeRobotAlohaDataConfig) unless told otherwise: joints turn '
     'the other way, and grippers are motor angles; no for another robot, or for one trained with '
-    'adapt_to_pi=False',
+    'adapt_to_pi=False'
 )
 _NORMALISER: Mapping[str, NormaliserKind] = {
     'pi05': 'quantiles_openpi',
@@ -172,26 +90,14 @@ _NORMALISER: Mapping[str, NormaliserKind] = {
 }
 
 
-def read_openpi_folder(
-    folder: Path,
-    family: str,
-    *,
-    asset_id: str | None = None,
-    statistics_file: Path | None = None,
-    adapt_to_pi: bool | None = None,
-    actions: int | None = None,
-) -> FolderFacts:
-    """Read all facts in an openpi folder.
+def fill_openpi(draft: Draft, family: str) -> None:
+    """Fill a draft from an openpi folder.
 
-    Args:
-        asset_id: needed where the folder has several statistics.
-        statistics_file: a norm_stats.json, where the folder has none.
-        adapt_to_pi: ALOHA's joints are in pi's own convention.
-        actions: action dimensions, if known.
-
-    Raises ExportError: missing, ambiguous or damaged statistics or configuration.
+    Raises ExportError or JsonError: ambiguous or damaged statistics or configuration.
     """
-    path = folder / CONFIG_FILE
+    draft.is_of('openpi', family)
+    draft.source = {'checkpoint': f'openpi {family}'}
+    path = draft.folder / CONFIG_FILE
     config = read_json(path) if os.path.lexists(path) else JsonMapping(path, {})
     for key in ('paligemma_variant', 'action_expert_variant'):
         if config.get(key, str, '').endswith('_lora'):
@@ -200,60 +106,65 @@ def read_openpi_folder(
                 "openpi's converter leaves LoRA weights out, so these are not the trained ones; "
                 'merge them before converting',
             )
-    statistics_path, questions = _find_statistics(folder, asset_id, statistics_file)
-    statistics = _statistics(statistics_path) if statistics_path else None
-    if adapt_to_pi is None and _may_be_aloha(actions, statistics):
-        questions = (*questions, _ADAPT_TO_PI)
-    return FolderFacts(
-        kind='openpi',
-        family=family,
-        cameras=tuple(CameraSpec(name) for name in CAMERAS),
-        cameras_stated=False,
+    draft.variant = config.get('paligemma_variant', str, None)
+    for name, key in (('horizon', 'action_horizon'), ('action_dim', 'action_dim')):
+        draft.write(config.place(key), **{name: config.count(key, None)})
+    _write_statistics(draft)
+    _write_joint_space(draft)
+    draft.write(
+        'openpi itself',
         images=ImageSpec(padding='centre', resample='antialias'),
         normalisation=NormalisationSpec(_NORMALISER[family], _NORMALISER[family]),
-        statistics=statistics,
-        statistics_file=statistics_path,
-        cleaning='openpi',
-        joint_space='openpi_aloha' if adapt_to_pi else None,
-        template='pi0' if family == 'pi0' else None,
-        usual_prompt_length=_PROMPT_LENGTH[family],
-        horizon=config.count('action_horizon', None),
-        action_dim=config.count('action_dim', None),
-        variant=config.get('paligemma_variant', str, None),
-        tokenizer=find_tokenizer(folder),
-        source=_source(folder, family, statistics_path),
-        questions=questions,
+        prompt_cleaning='openpi',
+        prompt_template='pi0' if family == 'pi0' else None,
     )
+    draft.assume('openpi itself', cameras=tuple(CameraSpec(name) for name in CAMERAS))
+    draft.assume(USUAL, prompt_length=_PROMPT_LENGTH[family])
+    draft.write_tokenizer()
 
 
-def _find_statistics(
-    folder: Path, asset_id: str | None, given: Path | None
-) -> tuple[Path | None, tuple[Question, ...]]:
-    assets = folder / 'assets'
+def _write_statistics(draft: Draft) -> None:
+    """Find the statistics, and ask where the folder has none, or several."""
+    assets, missing = draft.folder / 'assets', draft.missing
+    given, asset_id = draft.options.statistics, draft.options.asset_id
+    missing.use('--statistics', '--asset-id')
     found = {
         path.parent.relative_to(assets).as_posix(): path
         for path in sorted(assets.rglob(STATISTICS_JSON))
     }
-    if given is not None:
+    if given is not None and found:
+        raise ExportError(
+            f'--statistics says {given} but the folder has its own ({", ".join(found)} under '
+            f'{assets}); choose among those with --asset-id'
+        )
+    if given is None and asset_id is not None and asset_id not in found:
+        raise ExportError(
+            f"--asset-id says '{asset_id}' but {assets} has {', '.join(found) or 'none'}"
+        )
+    if given is None and asset_id is None and len(found) != 1:
         if found:
-            raise ExportError(
-                f'--statistics says {given} but the folder has its own ({", ".join(found)} under '
-                f'{assets}); choose among those with --asset-id'
-            )
-        return given, ()
-    if asset_id is not None:
-        if asset_id not in found:
-            raise ExportError(
-                f"--asset-id says '{asset_id}' but {assets} has {', '.join(found) or 'none'}"
-            )
-        return found[asset_id], ()
-    if len(found) > 1:
-        wanted = f'which statistics under {assets} are meant: one of {", ".join(found)}'
-        return None, (Question('--asset-id', wanted),)
-    if not found:
-        wanted = f'a {STATISTICS_JSON}; openpi writes one to assets/<id>/ beside the weights'
-        return None, (Question('--statistics', wanted),)
-    return next(iter(found.values())), ()
+            wanted = f'which statistics under {assets} are meant: one of {", ".join(found)}'
+            missing.ask('--asset-id', wanted)
+        else:
+            wanted = f'a {STATISTICS_JSON}; openpi writes one to assets/<id>/ beside the weights'
+            missing.ask('--statistics', wanted)
+        return
+    if given is None:
+        draft.source['asset_id'] = asset_id or next(iter(found))
+    path = given or found[draft.source['asset_id']]
+    draft.statistics_file = path
+    draft.write(path.name, statistics=_statistics(path))
+
+
+def _write_joint_space(draft: Draft) -> None:
+    """Write whether joints are in pi's own convention, and ask where ALOHA's number of them is."""
+    adapted, names = draft.options.adapt_to_pi, draft.options.action_names
+    draft.missing.use('--adapt-to-pi')
+    if names is None and draft.dataset is not None:
+        names = draft.dataset.action_names
+    if adapted is None and _may_be_aloha(None if names is None else len(names), draft.statistics):
+        draft.missing.ask('--adapt-to-pi', _ADAPT_TO_PI)
+    draft.write('--adapt-to-pi', joint_space='openpi_aloha' if adapted else None)
 
 
 def _statistics(path: Path) -> dict[str, np.ndarray]:
@@ -293,14 +204,6 @@ def _may_be_aloha(actions: int | None, statistics: Mapping[str, np.ndarray] | No
     return columns >= _ALOHA_COLUMNS - 1
 
 
-def _source(folder: Path, family: str, statistics_path: Path | None) -> dict[str, str]:
-    source = {'checkpoint': f'openpi {family}'}
-    assets = folder / 'assets'
-    if statistics_path is not None and assets in statistics_path.parents:
-        source['asset_id'] = statistics_path.parent.relative_to(assets).as_posix()
-    return source
-
-
 _FIXED = {
     'use_visual_memory': False,
     'use_proprioceptive_memory': False,
@@ -314,46 +217,48 @@ _PI05 = LeRobotPolicy(
     type='pi05',
     template='pi05_state',
     images=ImageSpec(padding='centre', resample='bilinear'),
+    keys={
+        'image_size': 'image_resolution',
+        'denoise_steps': 'num_inference_steps',
+        'variant': 'paligemma_variant',
+        'action_dim': 'max_action_dim',
+    },
     steps=('pi05_prepare_state_tokenizer_processor_step', 'pi0_new_line_processor'),
     fixed=_FIXED,
-    state_in_prompt=True,
-    image_size_key='image_resolution',
-    denoise_steps_key='num_inference_steps',
-    variant_key='paligemma_variant',
-    absent_cameras='masked',
-    padded_release=True,
-    summed_times=True,
 )
-_PI0 = replace(
-    _PI05,
+_PI0 = replace(_PI05, type='pi0', template='pi0', keys={**_PI05.keys, 'state_dim': 'max_state_dim'})
+# A port of its own, from before openpi's in PyTorch.
+_EARLY_PI0 = LeRobotPolicy(
     type='pi0',
     template='pi0',
-    state_in_prompt=False,
-    has_state_token=True,
-    # A port of its own, from before openpi's in PyTorch.
-    early=LeRobotPolicy(
-        type='pi0',
-        template='pi0',
-        images=ImageSpec(padding='left_top', resample='bilinear'),
-        steps=(),
-        fixed=_FIXED,
+    images=ImageSpec(padding='left_top', resample='bilinear'),
+    keys={
         # It denoises no more actions than it executes.
-        horizon_key='n_action_steps',
-        image_size_key='resize_imgs_with_padding',
-        denoise_steps_key='num_steps',
-        has_state_token=True,
-        absent_cameras='masked',
-        summed_times=True,
-    ),
+        'horizon': 'n_action_steps',
+        'image_size': 'resize_imgs_with_padding',
+        'denoise_steps': 'num_steps',
+        'action_dim': 'max_action_dim',
+        'state_dim': 'max_state_dim',
+    },
+    fixed=_FIXED,
 )
+
+
+# LeRobot's pi0.5 whose language head writes the text that the actions follow.
+_WRITES_SUBTASKS = 'pi052'
+
+
+def _check_prompt(folder: Path) -> None:
+    """Refuse a prompt without the state, which goes with a memory of earlier ones (JsonError)."""
+    for step in read_json(folder / PREPROCESSOR_FILE).mappings('steps'):
+        expect(step.mapping('config', optional=True), 'include_state_in_prompt', True)
 
 
 class PiReader(CheckpointReader):
     names = NAMES
-    # PaliGemma's.
-    marks = ('<loc0000>', '<seg000>')
+    heads = paligemma.HEADS
+    marks = paligemma.MARKS
     known = (
-        *LEROBOT_KEYS,
         'action_expert_variant|time_sampling_(beta_alpha|beta_beta|scale|offset)',
         # Of use_visual_memory and use_proprioceptive_memory, which are refused.
         'memory_(frames|stride|temporal_attention_every)|relative_exclude_joints',
@@ -374,35 +279,44 @@ class PiReader(CheckpointReader):
         ),
     }
 
+    def refuse_unserved(self, folder: Path) -> None:
+        path = folder / CONFIG_FILE
+        if not path.is_file():
+            return
+        config = read_json(path)
+        if config.value('type') == _WRITES_SUBTASKS:
+            raise config.error(
+                'type',
+                f"'{_WRITES_SUBTASKS}' is not served: such a policy writes the next subtask in "
+                'words and acts on that text, and this runtime has neither that text generation '
+                'nor its prompts in turns. Train --policy.type=pi05 on the same data, whose '
+                'actions follow the task itself',
+            )
+
     def recognises(self, names: Collection[str]) -> bool:
         return any(name.startswith('paligemma_with_expert.') for name in names)
 
     def family(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
         return family_of(tensors)
 
-    def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
-        names = options.action_names
-        if names is None and options.dataset is not None:
-            names = read_dataset_info(options.dataset).action_names
-        return read_openpi_folder(
-            folder,
-            family,
-            asset_id=options.asset_id,
-            statistics_file=options.statistics,
-            adapt_to_pi=options.adapt_to_pi,
-            actions=None if names is None else len(names),
-        )
+    def policy(self, config: JsonMapping) -> LeRobotPolicy | None:
+        found = super().policy(config)
+        return _EARLY_PI0 if found is _PI0 and not has_processors(config.path.parent) else found
+
+    def read(self, draft: Draft) -> None:
+        if not is_lerobot_folder(draft.folder):
+            fill_openpi(draft, draft.family)
+            return
+        super().read(draft)
+        if has_processors(draft.folder):
+            _check_prompt(draft.folder)
+        draft.absent_cameras = 'masked'
+        padded_release(draft)
+        summed_times(draft)
 
     def sizes(self, source: Source) -> MakeDims | None:
-        _, tensors, facts, options, missing = source
-        shape = pi_shapes(tensors)
-        check_shown(shape, facts, missing)
-        heads = resolve_heads(shape, known_heads(shape, facts.variant), options, missing)
-        if heads is None:
-            return None
-        return lambda cameras, prompt_length, horizon: dims_of(
-            tensors, heads, cameras=cameras, prompt_length=prompt_length, horizon=horizon
-        )
+        kv_heads = _KV_HEADS.get(source.facts.variant or '')
+        return self.dims(source, {'language.num_kv_heads': kv_heads})
 
 
 READER = PiReader()

@@ -6,62 +6,44 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from vla_convert.checkpoints.dims import MakeDims
+from vla_convert.checkpoints.draft import Draft
 from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError
-from vla_convert.checkpoints.lerobot_folder import LeRobotPolicy
-from vla_convert.checkpoints.missing_facts import MissingFacts
-from vla_convert.checkpoints.reader import CheckpointReader, MakeDims, Source
-from vla_convert.checkpoints.tensor_names import DECODER, SIGLIP, TensorNames, row, rows_under
-from vla_convert.checkpoints.unread_keys import LEROBOT_KEYS
-from vla_convert.readers.block_sizes import (
-    KnownHeads,
-    Shapes,
-    check_stated,
-    checked_dims,
-    decoder_dims,
-    image_size_of,
-    resolve_heads,
-    vision_dims,
-)
+from vla_convert.checkpoints.lerobot_folder import LeRobotPolicy, padded_release
+from vla_convert.checkpoints.reader import CheckpointReader, Source
+from vla_convert.checkpoints.tensor_names import TensorNames
+from vla_convert.readers import paligemma
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER, Pi0FastDims
+from vla_runtime.declarations.pi0_fast import ACTION_TOKENIZER
 from vla_runtime.files.json_file import read_json
 from vla_runtime.processing.fast_tokens import read_fast_scale
 
 TEXT_TABLE, TOKEN_HEAD = 'language.embedding.weight', 'token_head.weight'
-_PALIGEMMA = r'paligemma_with_expert\.paligemma\.'
-_VISION = rf'{_PALIGEMMA}(?:model\.)?vision_tower\.(?:vision_model\.)?'
-_LANGUAGE = rf'{_PALIGEMMA}(?:model\.)?language_model\.(?:model\.)?'
 NAMES = TensorNames(
-    rows=(
-        row(rf'{_VISION}embeddings\.position_embedding\.weight', 'vision.position_embedding'),
-        row(rf'{_PALIGEMMA}(?:language_model\.)?lm_head\.weight', TOKEN_HEAD),
-        *rows_under(
-            rf'{_PALIGEMMA}(?:model\.)?multi_modal_projector\.',
-            'vision.',
-            [('linear', 'projector')],
-        ),
-        *rows_under(_VISION, 'vision.', SIGLIP),
-        *rows_under(_LANGUAGE, 'language.', DECODER),
-    ),
+    rows={
+        **paligemma.NAMES,
+        'paligemma_with_expert.paligemma.(language_model.)lm_head.weight': TOKEN_HEAD,
+    },
 )
 
 
-_VISION_HEADS = {1152: 16}
-_KV_HEADS = {2048: 1}
 _OPTION = '--action-tokenizer'
+# Where LeRobot saves the action tokenizer in a folder, after 0.6.1.
+_SAVED = 'action_tokenizer'
+# In the config.json of a later form: other words of the prompt, another beginning of the answer.
+_LATER_FORM = 'auto_fit_fast_tokenizer'
 
 
 class Pi0FastReader(CheckpointReader):
     names = NAMES
-    # PaliGemma's.
-    marks = ('<loc0000>', '<seg000>')
+    heads = paligemma.HEADS
+    marks = paligemma.MARKS
     known = (
-        *LEROBOT_KEYS,
         'action_expert_variant|max_action_tokens|text_tokenizer_name|action_tokenizer_name',
         'use_kv_cache|relative_exclude_joints',
         'steps\\[\\d+\\]\\.config\\.(max_action_tokens|action_tokenizer_name|trust_remote_code)',
-        'steps\\[\\d+\\]\\.config\\.(fast_skip_tokens|paligemma_tokenizer_name)',
+        'steps\\[\\d+\\]\\.config\\.(fast_skip_tokens|paligemma_tokenizer_name|allow_truncation)',
     )
     lerobot = (
         LeRobotPolicy(
@@ -73,11 +55,11 @@ class Pi0FastReader(CheckpointReader):
                 'action_tokenizer_processor',
             ),
             fixed={'temperature': 0.0},
-            state_in_prompt=True,
-            image_size_key='image_resolution',
-            variant_key='paligemma_variant',
-            absent_cameras='masked',
-            padded_release=True,
+            keys={
+                'image_size': 'image_resolution',
+                'variant': 'paligemma_variant',
+                'action_dim': 'max_action_dim',
+            },
         ),
     )
     wanted: ClassVar[Mapping[str, str]] = {
@@ -86,6 +68,18 @@ class Pi0FastReader(CheckpointReader):
             'google/paligemma-3b-pt-224 on the Hugging Face Hub'
         ),
     }
+
+    def read(self, draft: Draft) -> None:
+        if _LATER_FORM in draft.config:
+            raise draft.config.error(
+                _LATER_FORM,
+                'is of a later form of pi0_fast, whose instructions are in small letters and whose '
+                "answers begin otherwise; that is not served: train with LeRobot's pi0_fast "
+                'without this field (0.6.1), or --policy.type=pi05',
+            )
+        super().read(draft)
+        draft.absent_cameras = 'masked'
+        padded_release(draft)
 
     def select(self, source: Source) -> dict[str, StoredTensor]:
         """Use one of text table and head for both, where the folder has one."""
@@ -96,62 +90,46 @@ class Pi0FastReader(CheckpointReader):
         return tensors
 
     def sizes(self, source: Source) -> MakeDims | None:
-        folder, tensors, facts, options, missing = source
-        shape = Shapes(tensors, 'pi0-FAST')
-        check_stated(missing, (facts.image_size_key, facts.image_size, image_size_of(shape)))
-        heads = resolve_heads(
-            shape,
-            KnownHeads(
-                vision=_VISION_HEADS.get(shape('vision.patch_embedding.weight', 4)[0]),
-                kv=_KV_HEADS.get(shape(TEXT_TABLE, 2)[1]),
-                vision_example='SigLIP So400m has 16',
-                kv_example='Gemma 2B has 1',
-            ),
-            options,
-            missing,
-        )
-        config = read_json(folder / CONFIG_FILE)
-        action = _action_tokenizer(options.action_tokenizer, missing)
-        if heads is None or action is None or facts.action_length is None:
-            return None
-        try:
-            scale = read_fast_scale(action.with_name('processor_config.json'))
-        except ValueError as error:
-            raise ExportError(str(error)) from None
+        config = read_json(source.folder / CONFIG_FILE)
+        action = _action_tokenizer(source)
         # The bundle's field has another name.
         skipped = config.get('fast_skip_tokens', int, 128)
         if skipped < 0:
             raise config.error('fast_skip_tokens', f'{skipped} where 0 or more is expected')
-        actions = facts.action_length
-        return lambda cameras, prompt_length, horizon: checked_dims(
-            lambda: Pi0FastDims(
-                vision=vision_dims(shape, heads.vision, image_size_of(shape)),
-                language=decoder_dims(shape, 'language', heads.kv),
-                vocabulary=shape(TEXT_TABLE, 2)[0],
-                cameras=cameras,
-                # The BOS that begins the answer.
-                prompt_length=prompt_length + 1,
-                horizon=horizon,
-                action_dim=actions,
-                answer_tokens=config.count('max_decoding_steps', 256),
-                skipped_tokens=skipped,
-                action_scale=scale.scale,
-                least_coefficient=float(scale.min_token),
-                checks_prefix=config.get('validate_action_token_prefix', bool, True),
-            )
-        )
+        given = {
+            'action_dim': source.facts.action_length,
+            'answer_tokens': config.count('max_decoding_steps', 256),
+            'skipped_tokens': skipped,
+            'checks_prefix': config.get('validate_action_token_prefix', bool, True),
+        }
+        if action is not None:
+            given |= _scale(action)
+        make = self.dims(source, given)
+        if make is None or action is None or source.facts.action_length is None:
+            return None
+        # The BOS that begins the answer.
+        return lambda cameras, prompt_length, horizon: make(cameras, prompt_length + 1, horizon)
 
     def files(self, source: Source) -> dict[str, Path]:
-        path = _action_tokenizer(source.options.action_tokenizer, source.missing)
+        path = _action_tokenizer(source)
         return {} if path is None else {ACTION_TOKENIZER: path}
 
 
-def _action_tokenizer(given: Path | None, missing: MissingFacts) -> Path | None:
+def _scale(action_tokenizer: Path) -> dict[str, float]:
+    try:
+        found = read_fast_scale(action_tokenizer.with_name('processor_config.json'))
+    except ValueError as error:
+        raise ExportError(str(error)) from None
+    return {'action_scale': found.scale, 'least_coefficient': float(found.min_token)}
+
+
+def _action_tokenizer(source: Source) -> Path | None:
     """Return the action tokenizer's tokenizer.json; None once it is asked for."""
+    given, missing, saved = source.options.action_tokenizer, source.missing, source.folder / _SAVED
     path: Path | None = missing.pick(
         _OPTION,
         given,
-        None,
+        saved if saved.is_dir() else None,
         'folder of the action tokenizer (tokenizer.json, processor_config.json) that config.json '
         'names as action_tokenizer_name, from the Hugging Face Hub',
     )
@@ -159,7 +137,7 @@ def _action_tokenizer(given: Path | None, missing: MissingFacts) -> Path | None:
         return None
     path = path / 'tokenizer.json' if path.is_dir() else path
     if not path.is_file():
-        missing.conflict(f'{_OPTION} says {given}, but there is no tokenizer.json')
+        missing.conflict(f'{_OPTION} says {given or saved}, but there is no tokenizer.json')
         return None
     return path
 

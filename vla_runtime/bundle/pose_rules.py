@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from vla_runtime.bundle.schema import ROTATION_LENGTH, BundleSpec, PoseSpec
+from vla_runtime.bundle.schema import BundleSpec, PoseSpec
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.typed_yaml import did_you_mean
+from vla_runtime.types import ROTATION_LENGTH
 
 # Names that people give the parts of a pose.
 _POSITION = ('x', 'y', 'z')

@@ -29,10 +29,12 @@ from vla_runtime.family.declaration import (
     MOST_FLOW_STEPS,
     Family,
     first_action,
+    image_tiles,
     language_dims,
     observation_steps,
     scheduler_of,
 )
+from vla_runtime.family.dimensions import limits_of
 from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.field_error import FieldError
@@ -42,7 +44,7 @@ from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.types import CroppedResample, ImageResample, StretchedResample
 
 # Largest accepted values, many times those of any published policy: a typo would ask for terabytes.
-# Limits of a family's own dimensions are in its declaration.
+# Those of a family's own dimensions are in `family.dimensions`.
 LIMITS: Mapping[str, int] = {
     'dimensions.vocabulary': 4_194_304,
     'dimensions.cameras': 16,
@@ -147,11 +149,13 @@ def _checked(document: Mapping[str, Any]) -> BundleSpec:
     if spec.flow_times is not None and family.head != 'flow':
         raise FieldError('flow_times', f'is given, but the head of {spec.family} has no flow')
     _check_cameras(spec)
-    if spec.trained_delay_steps > spec.horizon:
+    if spec.trained_delay_steps > spec.real_horizon:
+        is_padded = hasattr(spec.dims, 'real_horizon')
+        stated = 'dimensions.real_horizon' if is_padded else 'dimensions.horizon'
         raise FieldError(
             'trained_delay_steps',
-            f'{spec.trained_delay_steps} is more than the {spec.horizon} actions of a chunk '
-            '(dimensions.horizon)',
+            f'{spec.trained_delay_steps} is more than the {spec.real_horizon} actions of a chunk '
+            f'that reach the robot ({stated})',
         )
     if spec.trained_delay_steps and first_action(spec.dims):
         raise FieldError(
@@ -216,6 +220,10 @@ def _check_images(spec: BundleSpec) -> None:
             f"the padding '{padding}' does not go with the resample '{resample}'; "
             f'its resample is {" or ".join(words)}',
         )
+    if image_tiles(spec.dims) is not None and resample != 'bilinear_points':
+        raise FieldError(
+            'images.resample', f"'{resample}' where 'bilinear_points' is expected, because of tiles"
+        )
     crop = spec.images.crop
     if (crop is not None) != (padding == 'crop'):
         raise FieldError('images.crop', "is for the padding 'crop', and needed there")
@@ -228,6 +236,15 @@ def _check_images(spec: BundleSpec) -> None:
             f"{bars:g} with the padding '{padding}' where a pixel from -4 to 1 and the padding "
             "'centre' or 'left_top' are expected",
         )
+    averaged = spec.images.averaged
+    if averaged is not None and not (
+        resample == 'bicubic_float' and all(1 <= side <= 4096 for side in averaged)
+    ):
+        raise FieldError(
+            'images.averaged',
+            f"{list(averaged)} with the resample '{resample}' where sides from 1 to 4096 and the "
+            "resample 'bicubic_float' are expected",
+        )
     fill = spec.images.fill
     if (fill is not None) != (padding == 'letterbox'):
         raise FieldError('images.fill', "is for the padding 'letterbox', and needed there")
@@ -235,11 +252,17 @@ def _check_images(spec: BundleSpec) -> None:
         raise FieldError(
             'images.fill', f'{list(fill)} where grey levels from 0 to 255 are expected'
         )
-    if spec.normalisation.images is not None and padding not in ('none', 'stretch', 'crop'):
+    if spec.normalisation.images is not None and padding == 'letterbox':
         raise FieldError(
             'normalisation.images',
-            f"'{spec.normalisation.images}' is for images that are not padded (images.padding "
-            "'none', 'stretch' or 'crop'); padded ones go in as [-1, 1]",
+            f"'{spec.normalisation.images}' is not for images that are letterboxed; they go in as "
+            '[-1, 1]',
+        )
+    if spec.normalisation.images is not None and padding in ('centre', 'left_top') and bars is None:
+        raise FieldError(
+            'images.bars',
+            f'is missing: with normalisation.images {spec.normalisation.images} it says what the '
+            'border is filled with, in that scale',
         )
 
 
@@ -314,7 +337,7 @@ def check_guidable(spec: BundleSpec, asked: str) -> None:
 
 def _check_limits(spec: BundleSpec, family: Family) -> None:
     document = typed_yaml.to_plain(spec)
-    own = {f'dimensions.{field}': limit for field, limit in family.limits.items()}
+    own = {f'dimensions.{field}': limit for field, limit in limits_of(family.dims).items()}
     # Not every family has every one of the general dimensions.
     shared = {field: limit for field, limit in LIMITS.items() if _has(document, field)}
     for field, limit in {**own, **shared}.items():
@@ -457,6 +480,8 @@ def _check_actions(spec: BundleSpec) -> None:
             raise FieldError(
                 f'{here}.unit', f"'{action.unit}' does not fit the kind '{action.kind}'"
             )
+        if action.switch is not None and action.kind != 'absolute':
+            raise FieldError(f'{here}.switch', f"is not for the kind '{action.kind}'")
         if action.kind != 'delta' or action.name in in_delta_pose:
             if action.relative_to is not None:
                 raise FieldError(
@@ -503,8 +528,25 @@ def _check_files(spec: BundleSpec) -> None:
             raise FieldError(field, f"'{digest}' is not a SHA-256 in 64 small hex digits")
 
 
+def _check_joint_frame(spec: BundleSpec) -> None:
+    frame = spec.joint_frame
+    if frame is None:
+        return
+    if spec.joint_space is not None:
+        raise FieldError('joint_frame', f'does not go with joint_space {spec.joint_space}')
+    for group, count in (('state', len(spec.state)), ('actions', len(spec.actions))):
+        for name, numbers in (('signs', frame.signs), ('offsets', frame.offsets)):
+            if len(numbers) != count:
+                raise FieldError(
+                    f'joint_frame.{name}', f'{len(numbers)} numbers where {group} has {count}'
+                )
+    if any(sign not in (1.0, -1.0) for sign in frame.signs):
+        raise FieldError('joint_frame.signs', f'{list(frame.signs)} where 1 and -1 are expected')
+
+
 def check_joint_space(spec: BundleSpec) -> None:
     """Check that state and actions are the joints that the joint space converts (FieldError)."""
+    _check_joint_frame(spec)
     units = joint_space(spec.joint_space).units
     if units is None:
         return

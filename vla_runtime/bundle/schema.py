@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vla_runtime.family.declaration import PolicyDims, first_action, image_sizes, real_horizon
+from vla_runtime.processing.joint_spaces import JointFrame
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.types import (
     ActionKind,
@@ -43,19 +44,12 @@ WORDLESS_TASKS = 'tasks_without_words'
 Unit = Literal['rad', 'deg', 'm', 'mm', 'rad/s', 'deg/s', 'm/s', '1', 'percent']
 RATE_UNITS = ('rad/s', 'deg/s', 'm/s')
 
-ROTATION_LENGTH: Mapping[RotationForm, int] = {
-    'quaternion_wxyz': 4,
-    'quaternion_xyzw': 4,
-    'euler': 3,
-    'axis_angle': 3,
-    'rotation_6d': 6,
-    'rotation_6d_rows': 6,
-}
 # Statistics that a normaliser reads.
 STATISTICS_OF: Mapping[NormaliserKind, tuple[str, ...]] = {
     'identity': (),
     'quantiles_openpi': ('q01', 'q99'),
     'quantiles_lerobot': ('q01', 'q99'),
+    'quantiles_clipped': ('q01', 'q99'),
     'mean_std_openpi': ('mean', 'std'),
     'mean_std_lerobot': ('mean', 'std'),
     'min_max': ('min', 'max'),
@@ -118,8 +112,11 @@ class ImageSpec:
 
     Attributes:
         crop: part of the image that is kept; only with the padding `crop`.
-        bars: pixels of the border, where it is not black (-1); only with a border.
+        bars: pixels of the border, where it is not black (-1); only with a border. In the scale of
+            `normalisation.images`, with which a border needs it.
         fill: grey levels of a letterbox's border, by colour channel.
+        averaged: height and width that areas of the image are averaged to before all this; only
+            with the resample `bicubic_float`.
     """
 
     padding: ImagePadding
@@ -127,6 +124,7 @@ class ImageSpec:
     crop: CropSpec | None = None
     bars: float | None = None
     fill: tuple[int, int, int] | None = None
+    averaged: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +136,20 @@ class StateSpec:
 
 
 @dataclass(frozen=True)
+class SwitchSpec:
+    """An action that is one of two, such as a gripper that is opened or closed.
+
+    Attributes:
+        at_least: normalised action from which on it is `above`; below it, it is `below`.
+        above, below: in the action's unit.
+    """
+
+    at_least: float
+    above: float
+    below: float
+
+
+@dataclass(frozen=True)
 class ActionSpec:
     """One dimension of an action.
 
@@ -146,12 +158,14 @@ class ActionSpec:
         unit: unit of the decoded action; a rate for `velocity`.
         kind: `delta` is relative to the measured state at the start of the chunk.
         relative_to: the state's name, for `delta` only.
+        switch: the policy says which of two it is; for `absolute` only.
     """
 
     name: str
     unit: Unit
     kind: ActionKind
     relative_to: str | None = None
+    switch: SwitchSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -226,6 +240,7 @@ class BundleSpec:
             without language.
         poses: groups of actions that are end-effector poses.
         joint_space: joints that the policy was trained on; None: those of the robot.
+        joint_frame: signs and zeros of the joints in training; None: those of the robot.
         trained_delay_steps: longest prefix of known actions, each at flow time 0, that the policy
             was trained with (arXiv 2512.05964); 0: all actions always shared one flow time.
         student_steps: numbers of Euler steps that a distilled policy knows, and the only ones that
@@ -251,6 +266,7 @@ class BundleSpec:
     tokenizer: str | None = field(default=None, kw_only=True)
     poses: tuple[PoseSpec, ...] = ()
     joint_space: JointSpaceName | None = None
+    joint_frame: JointFrame | None = None
     trained_delay_steps: int = 0
     student_steps: tuple[int, ...] = ()
     flow_times: FlowTimes | None = None
@@ -269,7 +285,7 @@ class BundleSpec:
         return image_sizes(self.dims) if self.images.padding == 'none' else None
 
     @property
-    def horizon(self) -> int:
+    def real_horizon(self) -> int:
         """Actions of a chunk that reach the robot."""
         return real_horizon(self.dims)
 
@@ -277,7 +293,7 @@ class BundleSpec:
     def action_rows(self) -> slice:
         """Rows of the network's chunk that reach the robot."""
         first = first_action(self.dims)
-        return slice(first, first + self.horizon)
+        return slice(first, first + self.real_horizon)
 
     @property
     def camera_names(self) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ def check_statistics(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
         length = len(names)
         shapes: list[tuple[int, ...]] = [(length,)]
         if key.startswith('actions.') and spec.normalisation.actions == 'clipped_range':
-            shapes.append((spec.horizon, length))
+            shapes.append((spec.real_horizon, length))
         if value.shape not in shapes or value.dtype not in (np.float32, np.float64):
             raise FieldError(
                 key,

@@ -38,6 +38,13 @@ def spec_identity(spec: BundleSpec) -> str:
         del contents['normalisation']['angles']
     if spec.joint_space is None:
         del contents['joint_space']
+    if spec.images.averaged is None:
+        del contents['images']['averaged']
+    for action in contents['actions']:
+        if action['switch'] is None:
+            del action['switch']
+    if spec.joint_frame is None:
+        del contents['joint_frame']
     crop = contents['images']['crop']
     if crop is None:
         del contents['images']['crop']
@@ -63,6 +70,10 @@ def spec_identity(spec: BundleSpec) -> str:
         del contents['images']['fill']
     if spec.prompt is not None and spec.prompt.state_bins is None:
         del contents['prompt']['state_bins']
+    if spec.prompt is not None and spec.prompt.state_levels is None:
+        del contents['prompt']['state_levels']
+    if spec.prompt is not None and spec.prompt.words is None:
+        del contents['prompt']['words']
     for camera in contents['cameras']:
         if camera['frame_of'] is None:
             del camera['frame_of'], camera['steps_ago']

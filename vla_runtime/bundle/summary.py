@@ -32,6 +32,9 @@ def describe(spec: BundleSpec) -> str:
         lines.append(line('' if index else 'actions', text))
     for pose in spec.poses:
         lines.append(line('pose', f'{pose.name}: {pose.form}, {pose.kind} in {pose.frame}'))
+    if spec.joint_frame is not None:
+        signs, offsets = spec.joint_frame.signs, spec.joint_frame.offsets
+        lines.append(line('joint frame', f'signs {list(signs)}, offsets {list(offsets)}'))
     if spec.joint_space is not None:
         lines.append(line('joint space', f'{spec.joint_space}, converted from and to the robot'))
     delay = spec.trained_delay_steps
@@ -40,8 +43,8 @@ def describe(spec: BundleSpec) -> str:
     lines += [
         line(
             'chunk',
-            f'{spec.horizon} actions of {spec.step_time_s * 1e3:g} ms '
-            f'({spec.horizon * spec.step_time_s:.2f} s), {spec.denoise_steps} denoise steps'
+            f'{spec.real_horizon} actions of {spec.step_time_s * 1e3:g} ms '
+            f'({spec.real_horizon * spec.step_time_s:.2f} s), {spec.denoise_steps} denoise steps'
             f'{summed}{trained}',
         ),
         line('prompt', _prompt(spec)),

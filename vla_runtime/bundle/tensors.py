@@ -60,6 +60,11 @@ class StoredTensor:
         part = replace(self, shape=self.shape[1:])
         return replace(part, offset=self.offset + index * part.size)
 
+    def rows(self, first: int, count: int) -> StoredTensor:
+        """Return so many rows along the first axis; none is copied."""
+        row = math.prod(self.shape[1:]) * WEIGHT_BYTES[self.dtype]
+        return replace(self, shape=(count, *self.shape[1:]), offset=self.offset + first * row)
+
 
 # Integers with which PyTorch's batch norms count the batches of training.
 _COUNTER = '.num_batches_tracked'

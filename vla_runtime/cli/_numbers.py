@@ -23,6 +23,17 @@ def between(smallest: int, largest: int) -> Callable[[str], int]:
     return _whole(smallest, largest)
 
 
+def seconds(text: str) -> float:
+    """Argparse `type`: seconds above 0, an hour at most; argparse names the option."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value <= 3600.0:
+        raise argparse.ArgumentTypeError(f'{quoted(text)} is not a number of seconds up to 3600')
+    return value
+
+
 def _whole(smallest: int, largest: int | None) -> Callable[[str], int]:
     wanted = f'of at least {smallest}' if largest is None else f'from {smallest} to {largest}'
 

@@ -1,20 +1,27 @@
-"""Check a policy bundle and print its contents.
+"""Check a policy bundle and print its contents, or those of the one that a server has.
 
 Every file is compared with its SHA-256 in policy.yaml, the weights and the tokenizer with the
 networks that policy.yaml describes, and the weights are searched for numbers that are none.
 
 --quick reads names, shapes and the tokenizer only: a quick look at a large bundle. --no-verify
 leaves out the SHA-256 alone.
+
+Of a server its contract is printed: what the policy reads and returns, and what it runs on.
+
+examples:
+  vla_runtime info engines/demo
+  vla_runtime info ws://box:8000
+  vla_runtime info wss://box:8000/policies/mine --key-file key.txt --ca-file cert.pem
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_runtime.cli._packages import import_problem
+from vla_runtime.cli._server import add_server_arguments, contract_at, is_server
 
 if TYPE_CHECKING:
     from vla_runtime.bundle.folder import Bundle
@@ -22,12 +29,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        'bundle', type=Path, metavar='BUNDLE', help='the folder to read, or its policy.yaml'
+        'bundle', metavar='BUNDLE', help='the folder to read, its policy.yaml, or ws://HOST:PORT'
     )
     parser.add_argument('--no-verify', action='store_true', help='do not hash the files')
     parser.add_argument(
         '--quick', action='store_true', help='neither hash the files nor read the weights'
     )
+    add_server_arguments(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -37,11 +45,14 @@ def main(arguments: argparse.Namespace) -> int:
         from vla_runtime.bundle.writer import bundle_notes
         from vla_runtime.engines.tensorrt.store import state_of
         from vla_runtime.files.quotes import join_truncated
+        from vla_runtime.messages.trajectories import spoken
     except ModuleNotFoundError as error:
         how = "./run setup, or pip install '.[torch]' in the source folder"
         print(f'error: {import_problem(error, "info", how)}', file=sys.stderr)
         return 2
 
+    if is_server(arguments.bundle):
+        return _of_server(arguments)
     verify = not (arguments.no_verify or arguments.quick)
     try:
         bundle = read_bundle(arguments.bundle, verify=verify)
@@ -54,6 +65,7 @@ def main(arguments: argparse.Namespace) -> int:
     checked = 'SHA-256 of each agrees' if verify else 'names only'
     print(line('files', f'{len(bundle.spec.files)}, {checked}'))
     print(line('backends', _backends(bundle)))
+    print(line('messages', spoken()))
     if exported := _onnx(bundle):
         print(line('onnx', exported))
     for engine in sorted(bundle.engines_folder.glob('*')):
@@ -62,6 +74,25 @@ def main(arguments: argparse.Namespace) -> int:
         shown = join_truncated(huge, ', ')
         print(line('note', f'weights above 10,000, as of a training that failed: {shown}'))
     for note in bundle_notes(bundle.spec, bundle.statistics):
+        print(line('note', note))
+    return 0
+
+
+def _of_server(arguments: argparse.Namespace) -> int:
+    from vla_runtime.bundle.summary import describe, line
+    from vla_runtime.bundle.writer import bundle_notes
+
+    try:
+        contract = contract_at(arguments.bundle, arguments)
+    except (OSError, ValueError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 2
+    print(describe(contract.spec))
+    print(line('bundle', f'SHA-256 {contract.bundle_sha256}'))
+    runs = f'{contract.backend} on {contract.device} in {contract.precision}'
+    print(line('server', f'{arguments.bundle}, vla_runtime {contract.version}, {runs}'))
+    print(line('machine', contract.machine.get('cpu', 'unknown')))
+    for note in bundle_notes(contract.spec, contract.statistics):
         print(line('note', note))
     return 0
 
@@ -124,8 +155,8 @@ def _runnable(bundle: Bundle, fault: str) -> str:
 
 def _check(bundle: Bundle, quick: bool) -> tuple[str, list[str]]:
     """Check the files' contents; return the weights in words, and tensors with huge numbers."""
-    from vla_runtime.families.bundle_contents import check_contents, check_finite, weight_bytes
     from vla_runtime.files.atomic_write import progress
+    from vla_runtime.models.shapes.bundle_contents import check_contents, check_finite, weight_bytes
 
     compared = check_contents(bundle)
     fit = 'fit the networks' if compared else 'not compared with the networks (needs PyTorch)'

@@ -25,7 +25,7 @@ from vla_runtime.files.standard_output import LostOutputError, watched_output
 
 # The packages that have verbs. A robot needs the first one alone.
 _PACKAGES = ('vla_runtime', 'vla_tools', 'vla_tabletop')
-_INSTALL = "./run setup, or pip install '.[torch,onnx,report]' in the source folder"
+_INSTALL = "./run setup, or pip install '.[torch,onnx,report,serve]' in the source folder"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,7 +23,8 @@ class EngineOptions:
     Attributes:
         device: `cpu`, `cuda` or `cuda:N`; with ONNX Runtime also `tensorrt`, `tensorrt:N`.
         max_rows: most prompt rows that will be asked for (2 for guidance).
-        threads: CPU threads of each network (`cpu.cpu_threads`); with PyTorch of the whole process.
+        threads: CPU threads of each network (`engines.devices.cpu_threads`); with PyTorch of the
+            whole process.
         use_cuda_graphs: on CUDA, replay captured graphs.
         denoise_steps: number of steps whose CUDA graphs are captured at load, where a backend does
             so; None: the number that the bundle recommends.

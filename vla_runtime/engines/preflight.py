@@ -17,7 +17,7 @@ from vla_runtime.bundle.onnx_files import PRECISIONS as FILE_PRECISIONS
 from vla_runtime.engines.devices import parse_device
 from vla_runtime.engines.tensorrt.rtx import RTX_MODULES
 
-# Word of backend and precision that lets the load choose (`engines.choice`).
+# Word of backend and precision that lets the load choose (`engines.candidates`).
 AUTO = 'auto'
 BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
 # PyTorch runs those of them that are in `engines.torch.weights`.
@@ -53,7 +53,7 @@ def check_backend(backend: str, device: str) -> None:
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend '{backend}' is unknown; known are: {', '.join(BACKENDS)}")
-    if backend == 'tensorrt' and device == 'cpu' and not (devices := _cuda_devices())[0]:
+    if backend == 'tensorrt' and device == 'cpu' and not (devices := driver_devices())[0]:
         # Whoever took a CUDA device instead would read next that there is none.
         raise ValueError(
             f"device 'cpu' is not supported by backend 'tensorrt', and no CUDA device answers here "
@@ -69,7 +69,7 @@ def check_backend(backend: str, device: str) -> None:
             try:
                 import_tensorrt()
             except ValueError as error:
-                count, reason = _cuda_devices()
+                count, reason = driver_devices()
                 if count:
                     raise
                 # Whoever installs it would read the other fact next.
@@ -96,7 +96,7 @@ def check_backend(backend: str, device: str) -> None:
 
 def check_cuda_device(device: str, index: int = 0) -> None:
     """Refuse a device that the NVIDIA driver does not show (ValueError; on ROCm none)."""
-    count, reason = _cuda_devices()
+    count, reason = driver_devices()
     if count == 0:
         raise ValueError(
             f"device '{device}': no CUDA device answers here ({reason}); check the NVIDIA driver "
@@ -110,7 +110,7 @@ def check_cuda_device(device: str, index: int = 0) -> None:
 
 def unused_gpu(device: str) -> str:
     """Return a warning where a GPU answers and the networks run on the CPU; else empty."""
-    if device != 'cpu' or not _cuda_devices()[0]:
+    if device != 'cpu' or not driver_devices()[0]:
         return ''
     return (
         "the networks run on the CPU (device 'cpu') although a CUDA GPU answers here; the launch "
@@ -164,7 +164,7 @@ def driver_cuda_version() -> tuple[int, int]:
     return version.value // 1000, version.value % 1000 // 10
 
 
-def _cuda_devices() -> tuple[int, str]:
+def driver_devices() -> tuple[int, str]:
     """Return the number of devices that the driver shows, and the reason where it is 0."""
     try:
         driver = ctypes.CDLL(_DRIVER)

@@ -33,13 +33,12 @@ PrefixSlot = tuple[int, int]
 # action_time: every action has its own flow time (StepInputs.clean_actions)
 # overlap: one slot is encoded while the other is denoised over
 # packed: one pass reads a prompt and tokens of older requests (PackedEngine)
-# sessions: prefixes of several robots stay beside each other (SessionEngine)
 # together: steps of several requests run as rows of one pass (BatchEngine)
-Feature = Literal['jacobian', 'action_time', 'overlap', 'packed', 'sessions', 'together']
+Feature = Literal['jacobian', 'action_time', 'overlap', 'packed', 'together']
 # What each backend declares; here, so that a refusal can name the others without importing them.
 FEATURES: Mapping[str, frozenset[Feature]] = {
-    'torch': frozenset({'jacobian', 'action_time', 'overlap', 'packed', 'sessions', 'together'}),
-    'onnxruntime': frozenset({'overlap', 'sessions'}),
+    'torch': frozenset({'jacobian', 'action_time', 'overlap', 'packed', 'together'}),
+    'onnxruntime': frozenset({'overlap'}),
     'tensorrt': frozenset(),
 }
 
@@ -142,21 +141,24 @@ class PrefixEngine(Protocol):
         Between two `step` calls of one chunk the number of rows must stay.
         """
 
-    def synchronize(self) -> None:
-        """Wait until all queued work is done, as before reading a clock."""
-
-    def close(self) -> None:
-        """Free every buffer; the engine must not be used afterwards."""
-
-
-class SessionEngine(PrefixEngine, Protocol):
-    """Engine that keeps the prefixes of several robots beside each other (feature `sessions`)."""
+    @property
+    def session_bytes(self) -> int:
+        """Memory on the device that the image tokens and slots of one more session take."""
 
     def open_session(self) -> int:
         """Make image tokens and slots of one more robot; return its number.
 
         Session 0 is always there. What is there already keeps its addresses.
+
+        Raises:
+            ValueError: the device has no memory for it; the other sessions go on.
         """
+
+    def synchronize(self) -> None:
+        """Wait until all queued work is done, as before reading a clock."""
+
+    def close(self) -> None:
+        """Free every buffer; the engine must not be used afterwards."""
 
 
 class TokenEngine(PrefixEngine, Protocol):

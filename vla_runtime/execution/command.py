@@ -16,6 +16,7 @@ class CommandKind(str, Enum):
     HOLD = 'hold'
     APPROACH = 'approach'
     TRACK = 'track'
+    LEAD = 'lead'
 
 
 class Reason(str, Enum):
@@ -25,12 +26,14 @@ class Reason(str, Enum):
     TRACKING = 'tracking'
     OVERRUN = 'overrun'
     APPROACHING = 'approaching'
+    LEADING = 'leading'
     # the plan is at its end: coming to rest, to hold
     BRAKING = 'braking'
     # waiting, nothing is wrong
     NOT_STARTED = 'not_started'
     STOPPED = 'stopped'
     RELEASED = 'released'
+    PAUSED = 'paused'
     WAITING_FOR_CHUNK = 'waiting_for_chunk'
     SYNCHRONOUS_WAIT = 'synchronous_wait'
     SPEED_SCALED_TO_ZERO = 'speed_scaled_to_zero'
@@ -55,6 +58,16 @@ class Reason(str, Enum):
     INTERNAL_ERROR = 'internal_error'
 
 
+# Reasons for which the robot moves.
+MOVING = (
+    Reason.TRACKING,
+    Reason.OVERRUN,
+    Reason.APPROACHING,
+    Reason.LEADING,
+    Reason.BRAKING,
+)
+
+
 class LimitKind(str, Enum):
     """Limit that changed a command."""
 
@@ -68,6 +81,8 @@ class ChunkRefusal(str, Enum):
     """Reason why a chunk is refused."""
 
     NOT_RUNNING = 'not_running'
+    PAUSED = 'paused'
+    LEADING = 'leading'
     HOLDING = 'holding'
     APPROACHING = 'approaching'
     OTHER_EPISODE = 'other_episode'
@@ -89,6 +104,14 @@ class ChunkRefusal(str, Enum):
     USEFUL_PART_PAST = 'useful_part_past'
     START_TOO_FAR = 'start_too_far'
     INTERNAL_ERROR = 'internal_error'
+
+
+class Driver(str, Enum):
+    """Who drives the robot; a robot that rests, or goes home, is driven by nobody."""
+
+    POLICY = 'policy'
+    LEADER = 'leader'
+    NOBODY = 'nobody'
 
 
 @dataclass(slots=True)

@@ -18,12 +18,14 @@ from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
 from vla_runtime.execution.compliant_hold import CompliantHold
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.joining import Joining
+from vla_runtime.execution.leader import Leader
 from vla_runtime.execution.motion_limiter import MotionLimiter
 from vla_runtime.execution.moved_joints import MovedJoints
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.timeline import Segment
 
 _FULL_TURN = 2.0 * np.pi
+_MOTION = (CommandKind.TRACK, CommandKind.APPROACH, CommandKind.LEAD)
 _GOES_BACK = 'the robot is outside its limits: going back inside'
 # A command that is no further from the robot than this share of `hold_follows`, nor than it may go
 # in a control period, stays at a start.
@@ -91,8 +93,8 @@ class Commander:
 
     @property
     def in_motion(self) -> bool:
-        """True when the last command followed a plan or an approach, and moved."""
-        return self.moving and self.command.kind in (CommandKind.TRACK, CommandKind.APPROACH)
+        """True when the last command followed a plan, an approach or a leader, and moved."""
+        return self.moving and self.command.kind in _MOTION
 
     @property
     def places(self) -> np.ndarray | None:
@@ -348,9 +350,14 @@ class Commander:
         return self._found_outside
 
     @property
+    def on_its_way(self) -> bool:
+        """True while the command goes where an approach or a join leads it."""
+        return self.approach.active or self.joining.active
+
+    @property
     def approaches(self) -> bool:
         """True while the robot is on its way to where it may set out, and no chunk counts."""
-        return self.approach.active or self.joining.active or self.outside
+        return self.on_its_way or self.outside
 
     @property
     def progress(self) -> str:
@@ -403,10 +410,13 @@ class Commander:
             stay_near=not command.dry_run,
         )
 
-    def leave_plan(self) -> None:
+    def leave_plan(self, *, paused: bool) -> None:
         """React to a dropped plan: hold, or brake over the next ticks while in motion."""
         if not self.moving:
-            self.hold(Reason.WAITING_FOR_CHUNK)
+            self.hold(Reason.PAUSED if paused else Reason.WAITING_FOR_CHUNK)
+            return
+        if paused:
+            self._describe_hold(Reason.PAUSED, None)
             return
         command = self.command
         command.reason = Reason.BRAKING
@@ -532,12 +542,28 @@ class Commander:
         np.copyto(self.command.setpoints, row, where=self.unknown)
         self.approach.begin(self.command.setpoints, row)
 
+    def set_out_to(self, pose: np.ndarray) -> None:
+        """Begin the approach to a pose (columns,), inside the limits."""
+        self.approach.begin(self.command.setpoints, self._inside(pose))
+
     def track_approach(self, measured: np.ndarray, dt_s: float, pace: float) -> Command:
         np.copyto(self.target, self.approach.advance(dt_s * pace, self.command.velocities))
         self.command.velocities *= pace
         command = self._move(measured, dt_s, self._model.approach_speed)
         command.kind = CommandKind.APPROACH
         command.reason = Reason.APPROACHING
+        return command
+
+    def lead(self, leader: Leader, measured: np.ndarray, dt_s: float, pace: float) -> Command:
+        """Follow the leader for one tick, at this share of the speed; other columns rest."""
+        command = self.command
+        np.copyto(self.target, command.setpoints)
+        self.target[self._columns.is_velocity] = 0.0
+        command.velocities[:] = 0.0
+        speed = leader.advance(dt_s, command.setpoints, self.target, command.velocities)
+        command = self._move(measured, dt_s, np.minimum(speed, self._limits.velocity) * pace)
+        command.kind, command.reason = CommandKind.LEAD, Reason.LEADING
+        command.step = command.chunk = command.row = -1
         return command
 
     def _move(

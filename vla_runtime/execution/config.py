@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from vla_runtime.execution.column_model import ColumnModel, StartParameters
 from vla_runtime.execution.columns import ChunkForm, Column, CommandColumns
-from vla_runtime.execution.command import CommandKind, Reason
+from vla_runtime.execution.command import CommandKind, Driver, Reason
+from vla_runtime.execution.leader import LeaderParameters
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.stopping import StopActions
@@ -41,6 +43,8 @@ class ExecutorConfig:
         form: how chunks and plans write the columns; as they are when not given.
         step_time_s: seconds between two rows of a chunk, as the bundle says; None takes those of an
             episode's first chunk.
+        home: home pose by column, rad or m; see `HomePose`.
+        leader: another arm that a person leads the robot by; None: there is none.
     """
 
     columns: tuple[Column, ...]
@@ -58,6 +62,8 @@ class ExecutorConfig:
     restart_after_outage_s: float = 1.5
     form: ChunkForm | None = None
     step_time_s: float | None = None
+    home: Mapping[str, float] = field(default_factory=dict)
+    leader: LeaderParameters | None = None
 
     def __post_init__(self) -> None:
         names = tuple(column.name for column in self.columns)
@@ -139,3 +145,4 @@ class ExecutorStatus:
     clamp_latched: str
     dry_run: bool
     wrong_stamps: str = ''
+    driver: Driver = Driver.NOBODY

@@ -31,6 +31,7 @@ from vla_runtime.execution.command import (
     Command,
     CommandKind,
     Counters,
+    Driver,
     Reason,
     StartResult,
     SubmitResult,
@@ -40,12 +41,15 @@ from vla_runtime.execution.config import ExecutorConfig, ExecutorStatus, Mode
 from vla_runtime.execution.guard import ClampLatch, Guard
 from vla_runtime.execution.handover import Handover
 from vla_runtime.execution.intake import Refused, StartTooFar
+from vla_runtime.execution.leader import Leader
 from vla_runtime.execution.motion import Motion, OperatorRequired
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.replanner import Replanner
 from vla_runtime.execution.states import TRAITS, State
 from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 
+# Of a policy whose steps are not known yet.
+_STEP_S = 0.05
 # A person who was asked to look at the robot answers within so long.
 _ANSWERS_WITHIN_S = 60.0
 
@@ -120,7 +124,7 @@ class ChunkExecutor:
         next call within a minute accepts it, and the command comes there at the approach speed.
         """
         if self._mode is Mode.RUNNING:
-            return StartResult(True, 'already started')
+            return StartResult(True, 'paused: call ~/resume' if self.paused else 'already started')
         refused, fault = self.why_not_start(now_s, now_ros_ns)
         if refused:
             if refused == self._question(now_s):
@@ -135,9 +139,7 @@ class ChunkExecutor:
         # While the robot moves ticks have been coming, and the time since the last one counts.
         self._guard.restart(now_s, ticks_come=not self.at_rest)
         self._motion.restart(now_s, now_ros_ns)
-        # A camera frame may be as old as a joint state that one may start on.
-        fresh_ns = round(self.config.watchdog.max_state_age_s * 1e9)
-        self._replanner.history.forget_before(now_ros_ns - fresh_ns)
+        self._replanner.history.forget_before(now_ros_ns - self._fresh_ns)
         if braking:
             return StartResult(True, 'the robot comes to rest from its last motion first')
         self._motion.drop_plan()
@@ -215,6 +217,121 @@ class ChunkExecutor:
         self._commander.joining.end()
         self._motion.begin_stop(reason)
 
+    def pause(self, text: str = '') -> StartResult:
+        """Come to rest and hold, started, until `resume`; no chunk is asked for or taken.
+
+        `text` says why, where no person called for it.
+        """
+        if self._mode is not Mode.RUNNING:
+            return StartResult(False, 'the executor is not started: there is nothing to pause')
+        self._motion.begin_pause(text)
+        return StartResult(True, 'paused until ~/resume')
+
+    def resume(self, now_ros_ns: int) -> StartResult:
+        """End a pause: the policy plans from where the robot is."""
+        if self._mode is not Mode.RUNNING:
+            return StartResult(False, 'the executor is not started: call ~/start')
+        if not self.paused:
+            return StartResult(True, 'not paused')
+        if self.goes_home:
+            return StartResult(
+                False, 'it is on its way home: call ~/resume when it is there, or ~/pause before'
+            )
+        self._motion.end_pause()
+        self._replanner.history.forget_before(now_ros_ns - self._fresh_ns)
+        fault = self._guard.fault
+        if fault is None:
+            return StartResult(True, 'resumed')
+        return StartResult(True, f'it goes on when this is over: {self.detail}', fault)
+
+    def go_home(self, now_s: float, now_ros_ns: int, *, far: bool = False) -> StartResult:
+        """Come to rest, go home at the approach speed, and pause there.
+
+        A robot that is not started is started, with all that `start` asks for.
+
+        Args:
+            far: go there from far away too; see `HomePose`.
+        """
+        refused, fault = self._guard.why_not_start(now_ros_ns)
+        if not refused:
+            places = self._commander.measured_or_commanded(self._guard.state.positions)
+            refused = self._motion.home.why_not(places, far=far)
+        if refused:
+            return StartResult(False, refused, fault)
+        if self._mode is not Mode.RUNNING:
+            result = self.start(now_s, now_ros_ns)
+            if not result.started:
+                return result
+        self._motion.begin_pause()
+        self._motion.pause.goes_home = True
+        return StartResult(True, 'on its way home, and paused there until ~/resume')
+
+    def take_over(self, now_ros_ns: int) -> StartResult:
+        """Let a person's leader take over, from the next tick on; it begins where the robot is.
+
+        The policy is asked on, for the record of what it would have done, and moves nothing.
+        """
+        state, leader = self.state, self._motion.leader
+        if state is State.LEADING:
+            return StartResult(True, 'the leader leads already')
+        lost = leader.why_lost(now_ros_ns)
+        if lost:
+            return StartResult(False, lost)
+        if not TRAITS[state].may_lead:
+            started = self._mode is Mode.RUNNING
+            text = f'the robot is {state.value}: call ~/take_over again when that is over'
+            return StartResult(
+                False, text if started else 'the executor is not started: call ~/start'
+            )
+        if self._commander.unknown.any():
+            return StartResult(False, 'a joint is not measured, and was not commanded yet')
+        self._motion.follow_leader()
+        return StartResult(True, 'the leader leads')
+
+    def give_back(self, now_ros_ns: int) -> StartResult:
+        """Let the policy, or a pause that lasts, go on from where the leader has led the robot."""
+        if not self.leading:
+            return StartResult(True, 'no leader leads')
+        self._motion.leave_leader()
+        self._motion.leader.rest_first()
+        # A chunk of a frame from before this moment would be one of another place.
+        self._replanner.history.forget_before(now_ros_ns)
+        return StartResult(True, 'paused until ~/resume' if self.paused else 'the policy goes on')
+
+    def observe_leader(self, positions: np.ndarray, stamp_ns: int, now_ros_ns: int) -> None:
+        """Take the leader's positions in its order and the robot's units; see `Leader.observe`."""
+        self._motion.leader.observe(positions, stamp_ns, now_ros_ns)
+
+    @property
+    def leader(self) -> Leader:
+        return self._motion.leader
+
+    @property
+    def leading(self) -> bool:
+        return self._mode is Mode.RUNNING and self._motion.leader.engaged
+
+    @property
+    def driver(self) -> Driver:
+        """Who moves the robot, or has let it rest."""
+        if self.leading:
+            return Driver.LEADER
+        drives = self._mode is Mode.RUNNING and not self.paused
+        return Driver.POLICY if drives else Driver.NOBODY
+
+    @property
+    def paused(self) -> bool:
+        return self._mode is Mode.RUNNING and self._motion.pause.active
+
+    @property
+    def goes_home(self) -> bool:
+        """True from `go_home` on until the robot is there, or something has ended the way."""
+        return self.paused and self._motion.goes_home
+
+    @property
+    def _fresh_ns(self) -> int:
+        """Age that a camera frame may have at a start: that of a joint state that allows it."""
+        return round(self.config.watchdog.max_state_age_s * 1e9)
+
     def release(self) -> None:
         """Come to rest, then command nothing until `start`: others have the robot.
 
@@ -237,6 +354,7 @@ class ChunkExecutor:
         """Hold at once, until `start`; return the last command to publish, for shutdown."""
         if self._mode is Mode.RUNNING:
             self._mode, self._stop_reason = Mode.STOPPED, Reason.STOPPED
+            self._motion.leader.disengage()
             self._commander.command.settled = False
         self._motion.drop_plan()
         return self._commander.hold(self._stop_reason)
@@ -262,7 +380,7 @@ class ChunkExecutor:
         self._motion.expect_first_answer()
         self._replanner.begin_episode(episode, self._commander.command.setpoints)
         if self._mode is Mode.RUNNING:
-            self._commander.leave_plan()
+            self._commander.leave_plan(paused=self.paused)
 
     def set_parameters(self, parameters: ExecutorParameters) -> None:
         """Set other parameters from the next chunk boundary on.
@@ -430,11 +548,7 @@ class ChunkExecutor:
 
     @property
     def wants_chunk(self) -> bool:
-        return self._takes_chunks and self._replanner.due
-
-    @property
-    def _takes_chunks(self) -> bool:
-        return TRAITS[self.state].refusal is None
+        return TRAITS[self.state].asks and self._replanner.due
 
     def poll_request(
         self, now_s: float, now_ros_ns: int, past_steps: int = 0
@@ -443,14 +557,22 @@ class ChunkExecutor:
         replanner = self._replanner
         timeout_s = replanner.parameters.request_timeout_s
         self.counters.requests_timed_out += replanner.requests.expire(now_s, timeout_s)
-        return replanner.ask(now_s, now_ros_ns, past_steps) if self.wants_chunk else None
+        if not self.wants_chunk or (self.leading and not self._asks_beside_leader(now_s)):
+            return None
+        return replanner.ask(now_s, now_ros_ns, past_steps)
+
+    def _asks_beside_leader(self, now_s: float) -> bool:
+        """Return whether to ask: as often as a policy that drives is asked."""
+        step_s = self._replanner.timeline.step_time_s or self.config.step_time_s or _STEP_S
+        return self._motion.leader.asks(now_s, self.parameters.replan_interval * step_s)
 
     def repeat_request(
         self, now_s: float, now_ros_ns: int, past_steps: int = 0
     ) -> PlanRequest | None:
         """Return an open request again, with its number, once its answer is overdue."""
         replanner = self._replanner
-        request = replanner.requests.send_again(now_s) if self._takes_chunks else None
+        asks = TRAITS[self.state].asks
+        request = replanner.requests.send_again(now_s) if asks else None
         if request is None:
             return None
         return replanner.committed_plan(now_ros_ns, past_steps, request)
@@ -502,6 +624,10 @@ class ChunkExecutor:
             return State.BRAKING
         if fault is not None and fault is not Reason.CLAMP_LATCH:
             return State.HOLDING
+        if motion.leader.engaged:
+            return State.LEADING
+        if motion.pause.active and not commander.on_its_way:
+            return State.PAUSED if fault is None else State.LATCHED
         if commander.approaches:
             return State.JOINING if commander.joining.active else State.APPROACHING
         if fault is not None:
@@ -548,6 +674,7 @@ class ChunkExecutor:
             clamp_latched=self.latch.text if self.latch.closed else '',
             dry_run=command.dry_run,
             wrong_stamps=self._anchors.warning,
+            driver=self.driver,
         )
 
     # ------------------------------------------------------------ the tick
@@ -573,10 +700,12 @@ class ChunkExecutor:
         if fault is Reason.CLOCK_JUMP:
             self._replanner.history.clear()
             self._replanner.order.clear()
+            self._motion.leader.clear()
             self._anchors.clear()
         if self._guard.state.complete:
             self._anchors.note(now_ros_ns, self._guard.state.positions)
         if self._mode is Mode.RUNNING:
+            self._follow_hand(now_ros_ns)
             command = self._move(fault, now_s, now_ros_ns)
         else:
             self._take_up_dry_run()
@@ -588,6 +717,16 @@ class ChunkExecutor:
             self._replanner.record(now_ros_ns)
             self._guard.record(now_ros_ns, command)
         return command
+
+    def _follow_hand(self, now_ros_ns: int) -> None:
+        """Let a leader that is engaged by its motion take over and give back."""
+        leader = self._motion.leader
+        if leader.parameters is None or leader.parameters.engage != 'motion':
+            return
+        if leader.moves and not leader.engaged and not self._motion.pause.active:
+            self.take_over(now_ros_ns)
+        elif leader.engaged and not leader.moves and not leader.why_lost(now_ros_ns):
+            self.give_back(now_ros_ns)
 
     def _move(self, clock_fault: Reason | None, now_s: float, now_ros_ns: int) -> Command:
         try:

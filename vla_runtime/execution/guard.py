@@ -131,7 +131,7 @@ class ClampLatch:
 
 # --------------------------------------------------------------------------------------------------
 
-_MOTION = (CommandKind.TRACK, CommandKind.APPROACH)
+_MOTION = (CommandKind.TRACK, CommandKind.APPROACH, CommandKind.LEAD)
 
 
 class Guard:

@@ -16,8 +16,11 @@ from vla_runtime.execution.command import Command, Counters, Reason
 from vla_runtime.execution.commander import Commander
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.guard import Guard
+from vla_runtime.execution.home import HomePose
 from vla_runtime.execution.intake import RobotAtArrival
+from vla_runtime.execution.leader import Leader
 from vla_runtime.execution.moved_joints import RESTS_AFTER_S
+from vla_runtime.execution.pause import Pause
 from vla_runtime.execution.replanner import Replanner
 from vla_runtime.execution.state import MeasuredState
 
@@ -85,6 +88,8 @@ class Motion:
         unsent: (columns,) bool, columns whose controllers are off, or were and have had nothing
             since.
         unsent_placed: the last command of the unsent columns is where the robot is.
+        pause: what a person has asked for in place of the policy.
+        leader: the arm that a person leads the robot by.
     """
 
     def __init__(
@@ -120,6 +125,9 @@ class Motion:
         self._refused = 0
         self.commanded_s: float | None = None
         self.scaling = SpeedScaling()
+        self.pause = Pause()
+        self.home = HomePose(model, config.home)
+        self.leader = Leader(model, config.leader)
         self.references = np.full(count, np.nan)
         self.unsent = np.zeros(count, dtype=bool)
         self.unsent_placed = False
@@ -151,6 +159,7 @@ class Motion:
             # The plan waits for the clock as well, and goes on at the speed it had.
             return self._commander.hold_in_place(fault, now_s)
         if fault is not None or self.braking:
+            self._let_go(f'a fault ended the way of the leader: {self._guard.detail}')
             elapsed_s = self._elapsed_s(now_s)
             if clock_fault is None and self._between_clock_messages(elapsed_s):
                 return self._commander.command
@@ -164,6 +173,8 @@ class Motion:
         if self.scaling.factor != self.scaling.wanted:
             self.scaling.advance(dt_s, self._commander.slower(dt_s))
         factor = self.scaling.factor
+        if self.leader.engaged:
+            return self._lead_tick(dt_s, factor, now_s, now_ros_ns)
         if factor == 0.0 and not self._commander.moving:
             return self._commander.hold_in_place(Reason.SPEED_SCALED_TO_ZERO, now_s)
         # A step that takes longer is no delay of the policy.
@@ -171,6 +182,8 @@ class Motion:
         self._replanner.elapsed_ns += plan_ns
         if self._commander.approach.active:
             return self._approach_tick(dt_s, factor)
+        if self.pause.active:
+            return self._paused_tick(dt_s, factor, now_s)
         if self._replanner.timeline.at_end:
             if self._commander.outside and not self._commander.moving:
                 self._guard.detail = self._commander.go_back_inside()
@@ -195,6 +208,8 @@ class Motion:
         self._good_s = now_ros_ns * 1e-9 if self._on_ros_clock else now_s
         self._presses = False
         self._gave_up[:] = False
+        self.pause.end()
+        self.leader.disengage()
         self.expect_first_answer()
 
     def expect_first_answer(self) -> None:
@@ -237,9 +252,66 @@ class Motion:
             'call ~/start'
         )
 
+    def begin_pause(self, text: str = '') -> None:
+        """Come to rest and hold until the pause ends."""
+        self.pause.begin(text)
+        self._replanner.requests.flush()
+        # A fault holds the robot already.
+        if self._guard.fault is None:
+            self._guard.detail = text
+            self.begin_stop(Reason.PAUSED)
+
+    def end_pause(self) -> None:
+        self.pause.end()
+        self.expect_first_answer()
+
+    @property
+    def goes_home(self) -> bool:
+        return self.pause.goes_home or (self.pause.active and self._commander.approach.active)
+
+    def follow_leader(self) -> None:
+        """Follow the leader from the next tick on, from where the command is."""
+        self.pause.goes_home = False
+        self.drop_plan()
+        self.leader.engage(self._commander.command.setpoints)
+
+    def leave_leader(self) -> None:
+        """Come to rest, and let the policy, or the pause, go on from there."""
+        self.leader.disengage()
+        self.drop_plan()
+        self.expect_first_answer()
+
+    def _let_go(self, why: str) -> None:
+        """Pause a robot that has lost its leader: the policy does not go on by itself."""
+        if self.leader.engaged:
+            self.leader.disengage()
+            self.pause.begin(why)
+
+    def _lead_tick(self, dt_s: float, factor: float, now_s: float, now_ros_ns: int) -> Command:
+        lost = self.leader.why_lost(now_ros_ns)
+        if not lost and factor == 0.0:
+            lost = "the robot's speed scaling is 0"
+        if lost:
+            self._let_go(lost)
+            self._guard.detail = lost
+            return self.stop_tick(Reason.PAUSED, dt_s, now_s, now_ros_ns)
+        self._guard.detail = ''
+        return self._commander.lead(self.leader, self._guard.state.positions, dt_s, factor)
+
+    def _paused_tick(self, dt_s: float, factor: float, now_s: float) -> Command:
+        """Rest, and set out for home where that was asked for."""
+        commander, pause = self._commander, self.pause
+        if pause.goes_home and not commander.moving:
+            pause.goes_home = False
+            commander.set_out_to(self.home.goal_from(commander.command.setpoints))
+            return self._approach_tick(dt_s, factor)
+        self._guard.detail = pause.text
+        return commander.hold_tick(Reason.PAUSED, self._guard.state, dt_s, now_s)
+
     def begin_stop(self, reason: Reason) -> bool:
         """Stop for this reason, braking or at once; return whether the robot brakes."""
         commander = self._commander
+        self.leader.disengage()
         commander.approach.stop()
         if reason in _PRESSES:
             self._presses = True
@@ -408,6 +480,7 @@ class Motion:
         if begins:
             guard.fault = Reason.TICK_LATE
             guard.detail = f'no tick for {silent_s:.3f} s'
+            self._let_go(guard.detail)
         if self._on_ros_clock:
             # How fast the simulated world goes on is not known here.
             if begins:

@@ -24,6 +24,8 @@ class State(str, Enum):
     BRAKING = 'braking'
     HOLDING = 'holding'
     LATCHED = 'latched'
+    PAUSED = 'paused'
+    LEADING = 'leading'
     STOPPING = 'stopping'
     STOPPED = 'stopped'
     RELEASING = 'releasing'
@@ -36,6 +38,11 @@ class Event(str, Enum):
     START = '~/start'
     STOP = '~/stop'
     RELEASE = '~/release'
+    PAUSE = '~/pause'
+    RESUME = '~/resume'
+    HOME = '~/home'
+    TAKE_OVER = '~/take_over'
+    GIVE_BACK = '~/take_over with false'
     RESET = '~/reset'
     EPISODE = 'a new episode'
     DRY_RUN = 'dry_run changes'
@@ -52,7 +59,8 @@ class Sent(str, Enum):
     HOLD = 'the last position, which gives way a little; zero velocity'
     REST = 'the way to rest, then the last position'
     PLAN = 'the plan'
-    APPROACH = 'the way to the first row, or back inside the limits'
+    APPROACH = 'the way to the first row, home, or back inside the limits'
+    LEADER = 'what the leader says, within the limits'
     JOIN = 'the slow way to where the robot is said to be'
 
 
@@ -62,15 +70,21 @@ class Traits:
 
     Attributes:
         sent: what the controllers are sent.
-        refusal: why every chunk is refused; None where it is judged by what is in it. Chunks are
-            asked for in these states only.
+        refusal: why every chunk is refused; None where it is judged by what is in it.
         text: the refusal in words, for the sender; `{because}` and `{latch}` are
             filled in.
+        may_lead: a leader may take over.
     """
 
     sent: Sent
     refusal: ChunkRefusal | None = None
     text: str = ''
+    may_lead: bool = False
+
+    @property
+    def asks(self) -> bool:
+        """Whether chunks are asked for: to execute them, or to record what they would have been."""
+        return self.refusal in (None, ChunkRefusal.LEADING)
 
 
 _NOT_RUNNING = (ChunkRefusal.NOT_RUNNING, 'the executor is not started')
@@ -78,13 +92,17 @@ _ON_ITS_WAY = (ChunkRefusal.APPROACHING, 'the robot is on its way to where it ma
 
 TRAITS = {
     State.IDLE: Traits(Sent.NOTHING, *_NOT_RUNNING),
-    State.WAITING: Traits(Sent.REST),
-    State.TRACKING: Traits(Sent.PLAN),
-    State.APPROACHING: Traits(Sent.APPROACH, *_ON_ITS_WAY),
+    State.WAITING: Traits(Sent.REST, may_lead=True),
+    State.TRACKING: Traits(Sent.PLAN, may_lead=True),
+    State.APPROACHING: Traits(Sent.APPROACH, *_ON_ITS_WAY, may_lead=True),
     State.JOINING: Traits(Sent.JOIN, *_ON_ITS_WAY),
     State.BRAKING: Traits(Sent.REST, ChunkRefusal.HOLDING, 'the robot is coming to rest{because}'),
     State.HOLDING: Traits(Sent.HOLD, ChunkRefusal.HOLDING, 'the robot holds{because}'),
     State.LATCHED: Traits(Sent.REST, ChunkRefusal.CLAMP_LATCH, '{latch}'),
+    State.PAUSED: Traits(
+        Sent.REST, ChunkRefusal.PAUSED, 'the robot is paused until ~/resume', may_lead=True
+    ),
+    State.LEADING: Traits(Sent.LEADER, ChunkRefusal.LEADING, 'a leader leads the robot'),
     State.STOPPING: Traits(Sent.REST, *_NOT_RUNNING),
     State.STOPPED: Traits(Sent.HOLD, *_NOT_RUNNING),
     State.RELEASING: Traits(Sent.REST, *_NOT_RUNNING),
@@ -121,6 +139,8 @@ RUNNING = (
     State.BRAKING,
     State.HOLDING,
     State.LATCHED,
+    State.PAUSED,
+    State.LEADING,
 )
 _S, _E = State, Event
 _RESTS = 'the robot rests inside its limits'
@@ -231,6 +251,78 @@ TRANSITIONS: tuple[Transition, ...] = (
         (_S.IDLE, 'the robot rests, or the dry run ends'),
     ),
     *_rows((*RUNNING, _S.STOPPING), _E.SHUTDOWN, (_S.STOPPED, '')),
+    # ~/pause, ~/resume, ~/home
+    *_rows(
+        (_S.WAITING, _S.TRACKING, _S.APPROACHING),
+        _E.PAUSE,
+        (_S.BRAKING, _MOVES),
+        (_S.PAUSED, _STOPS),
+    ),
+    *_rows((_S.BRAKING,), _E.TICK, (_S.PAUSED, 'the robot rests, and is paused')),
+    *_rows((_S.HOLDING,), _E.TICK, (_S.PAUSED, 'the fault has passed, and the robot is paused')),
+    *_rows((_S.JOINING,), _E.TICK, (_S.PAUSED, 'the command is there, and the robot is paused')),
+    *_rows((_S.APPROACHING,), _E.TICK, (_S.PAUSED, 'the robot is at home')),
+    *_rows(
+        (_S.PAUSED,),
+        _E.TICK,
+        (_S.APPROACHING, 'the robot rests, and is to go home'),
+        (_S.HOLDING, _FREEZES),
+    ),
+    *_rows(
+        (_S.PAUSED,),
+        _E.RESUME,
+        (_S.WAITING, _RESTS),
+        (_S.APPROACHING, 'the robot is outside its limits'),
+    ),
+    *_rows(
+        (_S.WAITING, _S.TRACKING, _S.APPROACHING),
+        _E.HOME,
+        (_S.BRAKING, _MOVES),
+        (_S.PAUSED, _STOPS),
+    ),
+    *_rows((_S.STOPPING, _S.RELEASING), _E.HOME, (_S.BRAKING, _MOVES)),
+    *_rows(
+        (_S.IDLE, _S.STOPPED, _S.RELEASING, _S.RELEASED),
+        _E.HOME,
+        (_S.PAUSED, 'it was started, and rests'),
+    ),
+    *_rows((_S.STOPPED,), _E.HOME, (_S.JOINING, 'it was started where nobody saw it go')),
+    # a leader
+    *_rows(
+        (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.PAUSED),
+        _E.TAKE_OVER,
+        (_S.LEADING, 'its messages come, and are plausible'),
+    ),
+    *_rows(
+        (_S.WAITING, _S.TRACKING, _S.APPROACHING),
+        _E.TICK,
+        (_S.LEADING, 'it sets out, with `engage: motion`'),
+    ),
+    *_rows(
+        (_S.LEADING,),
+        _E.GIVE_BACK,
+        (_S.WAITING, 'the policy goes on from there'),
+        (_S.PAUSED, 'it took over in a pause'),
+    ),
+    *_rows(
+        (_S.LEADING,),
+        _E.TICK,
+        (_S.WAITING, 'it rests, with `engage: motion`'),
+        (_S.BRAKING, 'it is lost, or there is a fault that may pass; the robot moves'),
+        (_S.PAUSED, 'it is lost; the robot rests'),
+        (_S.HOLDING, _FREEZES),
+        (_S.STOPPING, _PERSON_MOVES),
+    ),
+    *_rows((_S.LEADING,), _E.PAUSE, (_S.BRAKING, _MOVES), (_S.PAUSED, _STOPS)),
+    *_rows((_S.LEADING,), _E.HOME, (_S.BRAKING, _MOVES), (_S.PAUSED, _STOPS)),
+    *_rows((_S.LEADING,), _E.STOP, (_S.STOPPING, _MOVES)),
+    *_rows((_S.LEADING,), _E.DRY_RUN, (_S.STOPPING, _MOVES)),
+    *_rows(
+        (_S.LEADING,),
+        _E.DEAD_MAN,
+        (_S.BRAKING, f'{_SILENT}; {_MOVES}'),
+        (_S.HOLDING, f'{_SILENT}; {_STOPS}'),
+    ),
     # ~/reset, and an episode that begins
     *_rows((_S.TRACKING, _S.APPROACHING), _E.RESET, (_S.WAITING, 'it comes to rest there')),
     *_rows((_S.TRACKING, _S.APPROACHING), _E.EPISODE, (_S.WAITING, 'it comes to rest there')),
@@ -239,12 +331,22 @@ TRANSITIONS: tuple[Transition, ...] = (
     *_rows((_S.STOPPING,), _E.RESET, (_S.STOPPED, 'it comes to rest there')),
     *_rows((_S.STOPPING,), _E.EPISODE, (_S.STOPPED, 'it comes to rest there')),
     *_rows((_S.LATCHED,), _E.RESET, (_S.WAITING, 'the latch is open')),
+    *_rows(
+        (_S.APPROACHING, _S.BRAKING),
+        _E.RESET,
+        (_S.PAUSED, 'the robot is paused: it comes to rest there'),
+    ),
+    *_rows(
+        (_S.APPROACHING, _S.BRAKING),
+        _E.EPISODE,
+        (_S.PAUSED, 'the robot is paused: it comes to rest there'),
+    ),
     # the dead man
     *_rows(
         (_S.TRACKING, _S.APPROACHING, _S.WAITING), _E.DEAD_MAN, (_S.BRAKING, f'{_SILENT}; {_MOVES}')
     ),
     *_rows(
-        (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.JOINING),
+        (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.JOINING, _S.PAUSED),
         _E.DEAD_MAN,
         (_S.HOLDING, f'{_SILENT}; {_STOPS}'),
     ),

@@ -23,12 +23,14 @@ class StopActions:
 
     Attributes:
         stopped: `~/stop`, a change of `dry_run`, deactivation and shutdown.
+        paused: `~/pause`, and the end of an episode.
         released: `~/release`, or another node that commands the robot.
         tracking_error: a joint is further from its command than `max_tracking_error`, or blocked.
         others: named like the reasons in `/diagnostics`.
     """
 
     stopped: OnStop = 'brake'
+    paused: OnStop = 'brake'
     released: OnStop = 'brake'
     state_missing: OnStop = 'brake'
     state_stale: OnStop = 'brake'

@@ -8,12 +8,12 @@ booleans the tokens of a prompt that are no padding. Of several masks of equal l
 to the tensors whose names begin alike, up to the first `_`: `text_seen` to `text_key` and
 `text_value`. Tensors without such a mask have all masks of their length.
 
-A family lives in a folder of `vla_runtime/families/`:
-- `declaration.py`: `FAMILIES`, a tuple of `Family`; imports neither PyTorch nor ROS 2;
-- `networks.py`: `NETWORKS`, family name to a function that builds its `FlowNetwork`; optionally
-  `FUSED`, family name to the class of its fused form;
-
-Its reader of checkpoints is `vla_convert/readers/NAME.py` (`READER`).
+A family is three files of one name:
+- `vla_runtime/declarations/NAME.py`: `FAMILIES`, a tuple of `Family`; imports neither PyTorch nor
+  ROS 2;
+- `vla_runtime/models/NAME.py`: `NETWORKS`, family name to a function that builds its
+  `FlowNetwork`;
+- `vla_convert/readers/NAME.py`: `READER`, which reads its checkpoints.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 
-from vla_runtime.family.noise_schedule import NoiseScheduler
+from vla_runtime.family.noise_schedule import Scheduler
 from vla_runtime.family.performance_figures import PerformanceFigures
 from vla_runtime.files.safetensors_reader import SafetensorsReader
-from vla_runtime.processing.prompts import PromptLayout
+from vla_runtime.processing.prompts import PromptFormat, PromptLayout
+from vla_runtime.processing.tiles import Tiling
 
 # `flow`: denoised over N steps. `single`: one pass, without noise and time. `tokens`: actions
 # written as tokens, one a pass, greedy. `diffusion`: a scheduler's steps, with fresh noise where
@@ -56,10 +57,12 @@ class PolicyDims(Protocol):
     Optional ones, each read by the function of that name: `real_actions` (padded actions are
     masked; `real_action_dim`), `real_horizon` (the chunk is longer than a robot's), `first_action`
     (it begins before the observation), `observation_steps` (T states; earlier frames are cameras of
-    their own, `CameraSpec.frame_of`), `stages` of a `flow` head that looks at its flow more than
-    once a step, `image_places` (images inside the prompt: text tokens before each; its `tokens` are
-    the text alone). A `diffusion` head has `scheduler`, a `noise_schedule.NoiseScheduler`; a family
-    with language (`Family.templates`) the fields of `LanguageDims`.
+    their own, `CameraSpec.frame_of`), `prompt_marks` (texts of the prompt that follow from
+    dimensions), `stages` of a `flow` head that looks at its flow more than once a step, `tiles` (an
+    image goes in with tiles of it; `image_tiles`), `image_places` (images inside the prompt: text
+    tokens before each; its `tokens` are the text alone). A `diffusion` head has `scheduler`, a
+    `noise_schedule.Scheduler`; a family with language (`Family.templates`) the fields of
+    `LanguageDims`.
     """
 
     def __hash__(self) -> int:
@@ -163,8 +166,8 @@ def observation_steps(dims: PolicyDims) -> int | None:
     return getattr(dims, 'observation_steps', None)
 
 
-def scheduler_of(dims: PolicyDims) -> NoiseScheduler:
-    scheduler: NoiseScheduler = dims.scheduler  # type: ignore[attr-defined]
+def scheduler_of(dims: PolicyDims) -> Scheduler:
+    scheduler: Scheduler = dims.scheduler  # type: ignore[attr-defined]
     return scheduler
 
 
@@ -182,6 +185,17 @@ def distinct_image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
 def image_places(dims: PolicyDims) -> tuple[int, ...] | None:
     """Text tokens before each camera's image; None where images stand before the prompt."""
     return getattr(dims, 'image_places', None)
+
+
+def prompt_marks(dims: PolicyDims) -> Mapping[str, str]:
+    """Text of the prompt by the mark that stands for it in the layout."""
+    found: Mapping[str, str] = getattr(dims, 'prompt_marks', {})
+    return found
+
+
+def image_tiles(dims: PolicyDims) -> tuple[Tiling, ...] | None:
+    """Tiles that each camera's image goes in with; None where it goes in alone."""
+    return getattr(dims, 'tiles', None)
 
 
 def with_cameras(dims: PolicyDims, cameras: int) -> PolicyDims:
@@ -227,9 +241,9 @@ class Family:
         name: name in policy.yaml.
         title: title for people, with its source.
         head: kind of the head that outputs actions.
-        dims: dataclass of `dimensions` in policy.yaml; a `PolicyDims`.
+        dims: dataclass of `dimensions` in policy.yaml; a `PolicyDims`. Its fields say which tensors
+            show them (`vla_runtime.family.dimensions`).
         presets: published sizes by name.
-        limits: largest accepted values, by the fields of `dims` (`vision.width`).
         templates: layouts of the prompts that its policies were trained with, by the name in
             policy.yaml; {} for policies without language.
         prefix_inputs: inputs of the prefix besides images: `tokens`, `token_mask`, `state`.
@@ -255,7 +269,6 @@ class Family:
     head: Head
     dims: type
     presets: Mapping[str, Any]
-    limits: Mapping[str, int]
     templates: Mapping[str, PromptLayout]
     prefix_inputs: Callable[[Any], Mapping[str, RowInput]]
     head_inputs: Callable[[Any], Mapping[str, RowInput]]
@@ -268,6 +281,13 @@ class Family:
     freezes_actions: bool = False
     flow_steps: int = 10
     figures: Mapping[str, PerformanceFigures] = field(default_factory=dict)
+
+    def layout(self, form: PromptFormat, dims: PolicyDims) -> PromptLayout:
+        """Return the layout of a policy's prompts, its words in it; ValueError: unknown ones."""
+        found = self.templates[form.template].filled(form.words or {})
+        for mark, text in prompt_marks(dims).items():
+            found = replace(found, text=found.text.replace(mark, text))
+        return found
 
     @property
     def denoise_steps(self) -> int:
@@ -329,6 +349,11 @@ def prompt_inputs(dims: LanguageDims) -> dict[str, RowInput]:
 def state_input(dims: PolicyDims) -> dict[str, RowInput]:
     """Input of a state token: the state, normalised and padded."""
     return {'state': RowInput('float32', (dims.state_dim,))}
+
+
+def prompt_and_state(dims: LanguageDims) -> dict[str, RowInput]:
+    """Inputs of a prefix that reads a prompt and has a state token."""
+    return prompt_inputs(dims) | state_input(dims)
 
 
 def states_input(dims: PolicyDims) -> dict[str, RowInput]:

@@ -1,4 +1,4 @@
-"""Policy families, found by listing `families/`: each subfolder with a `declaration.py` is one."""
+"""Policy families, found by listing `declarations/`: each file there declares some."""
 
 from __future__ import annotations
 
@@ -14,52 +14,49 @@ from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 logger = logging.getLogger(__name__)
 
-# Package whose subfolders are the families.
-_PACKAGE = 'vla_runtime.families'
-# Folders whose fault is in the log.
+# Packages of the declarations, and of the networks under the same names.
+_DECLARATIONS, _MODELS = 'vla_runtime.declarations', 'vla_runtime.models'
+# Files whose fault is in the log.
 _reported: set[str] = set()
 
 
-def family_folders() -> list[str]:
-    declared = (path.parent for base in code_folders() for path in base.glob('*/declaration.py'))
-    return sorted(folder.name for folder in declared)
+def family_files() -> list[str]:
+    """Names of the files that families are in: of declaration, networks and reader alike."""
+    folders = importlib.import_module(_DECLARATIONS).__path__
+    found = (path.stem for folder in folders for path in Path(folder).glob('*.py'))
+    return sorted(name for name in found if name != '__init__')
 
 
-def code_folders() -> list[Path]:
-    return [Path(folder) for folder in importlib.import_module(_PACKAGE).__path__]
+def networks_of(file: str) -> ModuleType:
+    """Import the networks of the families of a file."""
+    return importlib.import_module(f'{_MODELS}.{file}')
 
 
-def family_module(folder: str, name: str) -> ModuleType:
-    """Import a module of a family's folder: `declaration`, `networks` or `checkpoint`."""
-    return importlib.import_module(f'{_PACKAGE}.{folder}.{name}')
-
-
-def _in_folders() -> dict[str, tuple[str, Family]]:
+def _in_files() -> dict[str, tuple[str, Family]]:
     families: dict[str, tuple[str, Family]] = {}
-    for folder in family_folders():
-        for family in _declared_in(folder):
+    for file in family_files():
+        for family in _declared_in(file):
             if family.name in families:
                 other = families[family.name][0]
                 raise ValueError(
-                    f"family '{family.name}' is declared in families/{other} and in "
-                    f'families/{folder}; give one of them another name in its declaration.py'
+                    f"family '{family.name}' is declared in declarations/{other}.py and in "
+                    f'declarations/{file}.py; give one of them another name'
                 )
-            families[family.name] = folder, family
+            families[family.name] = file, family
     return families
 
 
-def _declared_in(folder: str) -> Sequence[Family]:
-    """Import a folder's declaration; one that is broken leaves the other families usable."""
+def _declared_in(file: str) -> Sequence[Family]:
+    """Import a declaration; one that is broken leaves the other families usable."""
     try:
-        return list(family_module(folder, 'declaration').FAMILIES)
+        return list(importlib.import_module(f'{_DECLARATIONS}.{file}').FAMILIES)
     except Exception as error:
         # Of any kind: it is somebody's code in the making.
-        if folder not in _reported:
-            _reported.add(folder)
+        if file not in _reported:
+            _reported.add(file)
             logger.error(
-                'families/%s/declaration.py cannot be imported, and its families are left out: '
-                '%s: %s',
-                folder,
+                'declarations/%s.py cannot be imported, and its families are left out: %s: %s',
+                file,
                 type(error).__name__,
                 error,
             )
@@ -67,21 +64,21 @@ def _declared_in(folder: str) -> Sequence[Family]:
 
 
 def family_names() -> list[str]:
-    return list(_in_folders())
+    return list(_in_files())
 
 
 def find_family(name: str) -> Family:
     """Return a family's declaration; ValueError lists the known ones."""
-    return find_in_folder(name)[1]
+    return find_in_file(name)[1]
 
 
 def preset_names() -> list[str]:
-    return [name for _, family in _in_folders().values() for name in family.presets]
+    return [name for _, family in _in_files().values() for name in family.presets]
 
 
 def preset(name: str) -> tuple[str, PolicyDims] | None:
     """Return family and dimensions of a published size; None for an unknown name."""
-    families = (family for _, family in _in_folders().values())
+    families = (family for _, family in _in_files().values())
     return next(
         ((family.name, family.presets[name]) for family in families if name in family.presets), None
     )
@@ -103,9 +100,9 @@ def read_time_table(name: str, dims: PolicyDims, weights: Path) -> TimeTable:
     return find_family(name).time_table(dims, SafetensorsReader(weights))
 
 
-def find_in_folder(name: str) -> tuple[str, Family]:
-    """Return a family's folder and declaration; errors as `find_family`."""
-    families = _in_folders()
+def find_in_file(name: str) -> tuple[str, Family]:
+    """Return a family's file and declaration; errors as `find_family`."""
+    families = _in_files()
     if name not in families:
         raise ValueError(f"family '{name}' is not served; known are {', '.join(families)}")
     return families[name]

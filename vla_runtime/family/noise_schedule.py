@@ -1,4 +1,4 @@
-"""Schedulers of a `diffusion` head: DDPM (arXiv 2006.11239) and DDIM (arXiv 2010.02502).
+"""Schedulers of a `diffusion` head: DDPM (arXiv 2006.11239), DDIM (arXiv 2010.02502), renoising.
 
 A denoise step is the network's prediction m at noisy actions x, and an update of seven numbers
 that the step alone decides:
@@ -12,6 +12,10 @@ The tie is pseudoinverse guidance (ΠGDM, Song et al., ICLR 2023) as real-time c
 its weight then is that of the plan alone, whatever the noise. Under DDIM the predicted noise
 follows the tied clean actions.
 
+Renoising (arXiv 2510.10274) puts every prediction of the clean actions back onto the straight line
+to the noise that the chunk began with: x' = (1 - t') clean + t' z, the same z at every step. From x
+alone, a flow's Euler step is another wherever two predictions differ.
+
 Betas and their cumulative product are float32 tables as the training's; a double table moves
 actions by 1e-4. Timesteps are spaced as diffusers' `leading` without offset.
 """
@@ -19,9 +23,9 @@ actions by 1e-4. Timesteps are spaced as diffusers' `leading` without offset.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
@@ -34,8 +38,35 @@ Prediction = Literal['epsilon', 'sample', 'v_prediction']
 UPDATE_WIDTH = 9
 # Most steps of a training that are served; each is a row of the time table.
 MOST_TRAIN_STEPS = 1000
+# Most steps of renoising.
+_MOST_RENOISED = 100
 _LARGEST_BETA = 0.999
 _LEAST_VARIANCE = 1e-20
+
+
+class Scheduler(Protocol):
+    """How a `diffusion` head is sampled."""
+
+    def of_kind(self, kind: SchedulerKind) -> Scheduler:
+        """Return the scheduler that samples the other way (ValueError: there is none)."""
+
+    def draws(self, steps: int) -> int:
+        """Return D, the noises of a chunk: the first one is what it begins with."""
+
+    def step_noise(self, drawn: np.ndarray, steps: int) -> np.ndarray:
+        """Return what z is in each step, (N, ..., H, A), of the noises (..., D, H, A)."""
+
+    def timesteps(self, steps: int) -> np.ndarray:
+        """Return the times of N denoise steps, noisy to clean (ValueError: too many)."""
+
+    def all_times(self) -> np.ndarray:
+        """Return every time that any number of steps has, each once, float64."""
+
+    def check_steps(self, steps: int) -> None:
+        """Refuse a number of denoise steps (ValueError)."""
+
+    def updates(self, steps: int) -> np.ndarray:
+        """Return the updates of N denoise steps, (N, UPDATE_WIDTH) float32."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +116,17 @@ class NoiseScheduler:
                 f'and {left[-1]:.3g} at the last, where less than 1 and more than 0 is expected'
             )
 
+    def of_kind(self, kind: SchedulerKind) -> NoiseScheduler:
+        return replace(self, kind=kind)
+
     def draws(self, steps: int) -> int:
         """Noises of a chunk: the one to begin with, and one a step but the last under DDPM."""
         return steps if self.kind == 'ddpm' else 1
+
+    def step_noise(self, drawn: np.ndarray, steps: int) -> np.ndarray:
+        added = np.zeros((steps, *drawn[..., 0, :, :].shape), dtype=np.float32)
+        added[: drawn.shape[-3] - 1] = np.moveaxis(drawn[..., 1:, :, :], -3, 0)
+        return added
 
     def beta_table(self) -> np.ndarray:
         """Variance that each training step adds, (T,) float32."""
@@ -114,6 +153,9 @@ class NoiseScheduler:
         """Training steps of N denoise steps, noisy to clean, (N,) int64 (ValueError: too many)."""
         self.check_steps(steps)
         return np.arange(steps - 1, -1, -1, dtype=np.int64) * (self.train_steps // steps)
+
+    def all_times(self) -> np.ndarray:
+        return np.arange(self.train_steps, dtype=np.float64)
 
     def check_steps(self, steps: int) -> None:
         """Refuse a number of denoise steps that the training does not allow (ValueError)."""
@@ -158,6 +200,43 @@ class NoiseScheduler:
         tie_in = clean_in - noise_next * signal / noise
         x_in, m_in = noise_next * x_in, noise_next * m_in
         return [of_x, of_m, divisor, most, clean_in, x_in, m_in, tie_in, 0.0]
+
+
+@dataclass(frozen=True)
+class Renoising:
+    """Renoising: the network predicts the clean actions at flow times from 1 (noise) to 1/N."""
+
+    def of_kind(self, kind: SchedulerKind) -> Renoising:
+        raise ValueError(
+            f"noise_scheduler '{kind}' is for a policy that was trained with steps of noise; this "
+            "one goes back to the noise that it began with: leave it at 'bundle'"
+        )
+
+    def draws(self, steps: int) -> int:
+        return 1
+
+    def step_noise(self, drawn: np.ndarray, steps: int) -> np.ndarray:
+        return np.repeat(drawn[None, ..., 0, :, :], steps, axis=0)
+
+    def timesteps(self, steps: int) -> np.ndarray:
+        self.check_steps(steps)
+        return np.arange(steps, 0, -1) / steps
+
+    def all_times(self) -> np.ndarray:
+        counts = range(1, _MOST_RENOISED + 1)
+        return np.unique(np.concatenate([self.timesteps(count) for count in counts]))
+
+    def check_steps(self, steps: int) -> None:
+        if not 1 <= steps <= _MOST_RENOISED:
+            raise ValueError(f'denoise_steps is {steps}: it must be 1 to {_MOST_RENOISED}')
+
+    def updates(self, steps: int) -> np.ndarray:
+        most = float(np.finfo(np.float32).max)
+        after = self.timesteps(steps) - 1.0 / steps
+        # The last step ends at the prediction itself.
+        after[-1] = 0.0
+        rows = [[0.0, 1.0, 1.0, most, 1.0 - t, 0.0, 0.0, 1.0 - t, t] for t in after]
+        return np.array(rows, dtype=np.float32)
 
 
 def advance(

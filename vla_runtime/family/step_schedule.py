@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from vla_runtime.family.declaration import PolicyDims, TimeTable, scheduler_of, stages
-from vla_runtime.family.noise_schedule import NoiseScheduler
+from vla_runtime.family.noise_schedule import Scheduler
 
 # `bundle`: the scheduler that the policy was trained with.
 SchedulerChoice = Literal['bundle', 'ddpm', 'ddim']
@@ -18,7 +17,7 @@ class StepSchedule(NamedTuple):
     """Arguments of `PolicyEngine.set_schedule`.
 
     Attributes:
-        times: (N,) float64 flow times, or training steps of a `diffusion` head.
+        times: (N,) float64 flow times, or those of a `diffusion` head's scheduler.
         dt: Euler step of a flow, negative.
         updates: (N, UPDATE_WIDTH) float32 of a `diffusion` head.
     """
@@ -38,14 +37,14 @@ def step_rows(table: TimeTable, dims: PolicyDims, times: np.ndarray, dt: float) 
     return table(stage_times(dims, times, dt).reshape(-1)).reshape(len(times), -1)
 
 
-def chosen_scheduler(dims: PolicyDims, choice: SchedulerChoice = 'bundle') -> NoiseScheduler:
+def chosen_scheduler(dims: PolicyDims, choice: SchedulerChoice = 'bundle') -> Scheduler:
     """Return the scheduler of a `diffusion` head, of the chosen kind.
 
     Raises:
         ValueError: a kind that the noise of the training does not go with.
     """
     scheduler = scheduler_of(dims)
-    return scheduler if choice == 'bundle' else replace(scheduler, kind=choice)
+    return scheduler if choice == 'bundle' else scheduler.of_kind(choice)
 
 
 def scheduler_steps(

@@ -144,6 +144,11 @@ class JsonMapping:
                 raise self.error(key, f'{quoted(value)} in a list where names are expected')
         return tuple(values)
 
+    def place(self, key: str) -> str:
+        """Return file and field of a key, for people; a missing key is named as missing."""
+        between = ', ' if key in self.values else ' without '
+        return f'{self.path.name}{between}{self._where(key)}'
+
     def error(self, key: str, message: str) -> JsonError:
         field = one_line(self._where(key), _LONGEST_FIELD)
         return JsonError(f'{self.path}: field {field}: {message}')

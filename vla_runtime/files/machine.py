@@ -19,6 +19,12 @@ _INSTRUCTIONS = (
     *('asimddp', 'sve', 'bf16', 'i8mm'),
 )
 
+# All packages that compute a part of a chunk.
+CHUNK_PACKAGES = (
+    *('numpy', 'opencv-python-headless', 'pillow', 'tokenizers', 'sentencepiece'),
+    *('torch', 'onnxruntime', 'tensorrt'),
+)
+
 
 def cpu_field(field: str) -> str:
     """Return a field of the first processor as the kernel tells it; empty where there is none."""
@@ -105,6 +111,11 @@ def machine() -> dict[str, Any]:
         'system': platform.platform(terse=True),
         'load_1min': round(os.getloadavg()[0], 2),
     }
+
+
+def steady_facts() -> dict[str, Any]:
+    """Return `machine` without how busy it is, which alone changes."""
+    return {name: fact for name, fact in machine().items() if name != 'load_1min'}
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO, cast
 
+# Descriptors of a process.
+_OUTPUT, _ERROR = 1, 2
+
 
 class LostOutputError(Exception):
     """Standard output takes no more; no OSError, which verbs take for one of their files."""
@@ -74,3 +77,19 @@ def _lost() -> Iterator[None]:
         yield
     except OSError as error:
         raise LostOutputError(error) from None
+
+
+@contextmanager
+def native_output_aside() -> Iterator[None]:
+    """Send to standard error what libraries write to standard output beside Python, as DDS does."""
+    if sys.stdout is None:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(_OUTPUT)
+    os.dup2(_ERROR, _OUTPUT)
+    try:
+        yield
+    finally:
+        os.dup2(kept, _OUTPUT)
+        os.close(kept)

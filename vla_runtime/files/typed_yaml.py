@@ -1,10 +1,11 @@
 """Strict YAML: a file has exactly the fields of a dataclass, or the error names the field.
 
 One dataclass mirrors one mapping; `parse` checks a loaded document against the type hints and
-`to_plain` goes back. Types understood: str, bool, int, float, Literal, X | None, tuple[X, ...],
-tuples of fixed length, nested dataclasses and Mapping[str, str]. A field whose metadata has `key`
-is written under that key. Integers are at least 1, or at least 0 where 0 is the field's default.
-Floats must be finite, and may have any exponent (1e3). No number is above 2**31 - 1.
+`to_plain` goes back. Types understood: str, FreeText, bool, int, float, Literal, X | None,
+tuple[X, ...], tuples of fixed length, nested dataclasses and mappings of str to text. A field whose
+metadata has `key` is written under that key. Integers are at least 1, or at least 0 where 0 is the
+field's default. Floats must be finite, and may have any exponent (1e3). No number is above
+2**31 - 1.
 
 Only plain data is read: no tags, no merge keys. Documents have at most 20,000 values, with aliases
 counted as what they stand for, nested at most 20 deep. Messages are one line.
@@ -24,6 +25,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import yaml
 
 from vla_runtime.files.field_error import FieldError
+from vla_runtime.files.free_text import FreeText
 from vla_runtime.files.quotes import QUOTE_LENGTH, join_truncated, one_line, quoted
 
 T = TypeVar('T')
@@ -243,7 +245,7 @@ def _value(hint: Any, value: Any, field: str, minimum: int) -> Any:
     if origin is tuple:
         return _tuple(get_args(hint), value, field, minimum)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _text_mapping(value, field)
+        return _mapping(get_args(hint)[1], value, field)
     if dataclasses.is_dataclass(hint):
         return parse(hint, value, field)  # type: ignore[arg-type]
     return _scalar(hint, value, field, minimum)
@@ -275,13 +277,22 @@ def _scalar(hint: Any, value: Any, field: str, minimum: int) -> Any:
         return value
     if hint is str:
         return _text(value, field)
+    if hint is FreeText:
+        return _free_text(value, field)
     raise TypeError(f'{field}: typed_yaml does not know the type {hint}')
 
 
-def _text(value: Any, field: str) -> str:
+def _free_text(value: Any, field: str) -> str:
     if not isinstance(value, str):
         hint = '' if isinstance(value, (Mapping, list)) else '; put it in quotes'
         raise FieldError(field, f'{_shown(value)} where text is expected{hint}')
+    if not ''.join(value.split()).isprintable():
+        raise FieldError(field, f'{quoted(value)} has characters that cannot be printed')
+    return value
+
+
+def _text(value: Any, field: str) -> str:
+    value = _free_text(value, field)
     if not value or value != value.strip() or not value.isprintable():
         raise FieldError(
             field,
@@ -290,10 +301,13 @@ def _text(value: Any, field: str) -> str:
     return value
 
 
-def _text_mapping(value: Any, field: str) -> dict[str, str]:
+def _mapping(hint: Any, value: Any, field: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise FieldError(field, f'{_shown(value)} where a mapping is expected')
-    return {_text(key, field): _text(item, join(field, str(key))) for key, item in value.items()}
+    return {
+        _text(key, field): _scalar(hint, item, join(field, str(key)), 1)
+        for key, item in value.items()
+    }
 
 
 def _tuple(hints: tuple[Any, ...], value: Any, field: str, minimum: int) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.statistics import CHANNELS, image_group
-from vla_runtime.family.declaration import image_sizes
+from vla_runtime.family.declaration import image_sizes, image_tiles
 from vla_runtime.processing.images import BLACK, black_pixels, check_image, to_pixels
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.plain_images import (
@@ -20,8 +20,11 @@ from vla_runtime.processing.plain_images import (
     normalised_table,
     signed_table,
     stretched,
+    stretched_levels,
+    to_levels,
     to_plain_pixels,
 )
+from vla_runtime.processing.tiles import check_tiling, tiled
 from vla_runtime.types import CroppedResample
 
 
@@ -38,12 +41,13 @@ class CameraImages:
     def __init__(self, bundle: Bundle) -> None:
         self._spec = spec = bundle.spec
         self._sizes = image_sizes(spec.dims)
+        self._tiles = image_tiles(spec.dims) or (None,) * len(self._sizes)
         self._padded = spec.images.padding in ('centre', 'left_top')
         self._tables: list[np.ndarray] = []
         self.levels_per_unit: np.ndarray | None = None
         self._pixels: np.ndarray | list[np.ndarray]
-        if self._padded:
-            self._pixels = np.stack([black_pixels(height) for height, _ in self._sizes])
+        if self._padded and spec.normalisation.images is None:
+            self._pixels = np.stack([black_pixels(*size) for size in self._sizes])
             return
         self._tables = [_table(bundle, camera.frame_of or camera.name) for camera in spec.cameras]
         if spec.normalisation.images is not None:
@@ -53,7 +57,7 @@ class CameraImages:
 
     def check(self, images: Mapping[str, np.ndarray | None]) -> None:
         """Refuse images of wrong type or size (ValueError); None stands for an absent camera."""
-        for camera, size in zip(self._spec.cameras, self._sizes, strict=True):
+        for camera, size, tiling in zip(self._spec.cameras, self._sizes, self._tiles, strict=True):
             image = images.get(camera.name)
             if image is None:
                 continue
@@ -61,6 +65,8 @@ class CameraImages:
                 check_image(image)
                 if self._spec.images.padding == 'none':
                     check_size(image, size)
+                if tiling is not None:
+                    check_tiling(image, size, tiling)
             except ValueError as error:
                 raise ValueError(f'observation.images[{camera.name}]: {error}') from None
 
@@ -94,12 +100,23 @@ class CameraImages:
     def _convert(self, index: int, image: np.ndarray) -> None:
         size, out, spec = self._sizes[index], self._pixels[index], self._spec.images
         if self._padded:
-            bars = BLACK if spec.bars is None else spec.bars
             to_pixels(
-                image, size[0], padding=spec.padding, resample=spec.resample, bars=bars, out=out
+                image,
+                size,
+                padding=spec.padding,
+                resample=spec.resample,
+                bars=BLACK if spec.bars is None else spec.bars,
+                table=self._tables[index] if self._tables else None,
+                out=out,
             )
+        elif spec.resample == 'bicubic_float':
+            to_levels(stretched_levels(image, size, spec.averaged), self._tables[index], out)
         else:
-            to_plain_pixels(self._resized(image, size), self._tables[index], out)
+            if spec.resample == 'bilinear_points':
+                picture = tiled(image, size, self._tiles[index])
+            else:
+                picture = self._resized(image, size)
+            to_plain_pixels(picture, self._tables[index], out)
 
     def _resized(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         resample, crop = self._spec.images.resample, self._spec.images.crop

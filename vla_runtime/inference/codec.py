@@ -25,7 +25,7 @@ from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.poses import with_angles
-from vla_runtime.processing.prompts import Piece, PromptFormat, discretise_state, prompt_parts
+from vla_runtime.processing.prompts import Piece, PromptFormat, prompt_parts, state_bins
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import ActionChunk, Advantage, CommittedPlan, Observation
 
@@ -47,7 +47,12 @@ class PolicyCodec:
             find_family(spec.family), spec.dims, bundle.folder, spec.tokenizer
         )
         self.action_space = _action_space(bundle)
-        self._joint_space = joint_space(spec.joint_space)
+        self._switches = [
+            (column, action.switch)
+            for column, action in enumerate(spec.actions)
+            if action.switch is not None
+        ]
+        self._joint_space = joint_space(spec.joint_space, spec.joint_frame)
         self._angles = [
             (spec.state_names.index(group[0]), len(group)) for group in spec.normalisation.angles
         ]
@@ -133,7 +138,7 @@ class PolicyCodec:
         """Return a normalised state's bins, (S,) int64; empty where the prompt has none."""
         if self.prompts is None or not self.prompts.has_state:
             return np.zeros(0, dtype=np.int64)
-        return discretise_state(state)
+        return self.prompts.state_bins(state)
 
     def rows(
         self,
@@ -189,7 +194,7 @@ class PolicyCodec:
                 f'plan.actions: expected at least one row of {len(names)} numbers '
                 f'({", ".join(names)}), got shape {actions.shape}'
             )
-        rows = np.minimum(np.arange(self.spec.horizon), len(actions) - 1)
+        rows = np.minimum(np.arange(self.spec.real_horizon), len(actions) - 1)
         with np.errstate(over='ignore', invalid='ignore'):
             normalised = self._action_normalizer.normalise(
                 self.action_space.from_robot(
@@ -202,6 +207,11 @@ class PolicyCodec:
                 f'plan.actions: no usable number: {names[column]} = '
                 f'{actions[rows[step], column]} at step {step}'
             )
+        for column, switch in self._switches:
+            to_above, to_below = (
+                np.abs(actions[rows, column] - level) for level in (switch.above, switch.below)
+            )
+            normalised[:, column] = np.where(to_above < to_below, 1.0, -1.0)
         padded = np.zeros((self.spec.dims.horizon, self.spec.dims.action_dim), dtype=np.float32)
         padded[self.spec.action_rows, : len(names)] = normalised
         return padded
@@ -220,6 +230,9 @@ class PolicyCodec:
         width = len(self.spec.actions)
         sent = normalised[self.spec.action_rows, :width]
         actions = self._action_normalizer.denormalise(sent)
+        for column, switch in self._switches:
+            is_above = sent[:, column] >= switch.at_least
+            actions[:, column] = np.where(is_above, switch.above, switch.below)
         targets = self.action_space.to_robot(actions, self._state(observation))
         return ActionChunk(
             actions=self._joint_space.actions_to_robot(targets),
@@ -239,7 +252,7 @@ class _Prompts:
     def __init__(self, bundle: Bundle, form: PromptFormat) -> None:
         dims = language_dims(bundle.spec.dims)
         self._length, self._cameras = dims.prompt_length, dims.cameras
-        self._layout = find_family(bundle.spec.family).templates[form.template]
+        self._layout = find_family(bundle.spec.family).layout(form, dims)
         self._form = form
         self.tokenizer = Tokenizer.load(
             bundle.tokenizer_path, bos=self._layout.bos, closing=self._layout.closing
@@ -255,6 +268,9 @@ class _Prompts:
     @property
     def has_state(self) -> bool:
         return self._layout.has_state
+
+    def state_bins(self, state: np.ndarray) -> np.ndarray:
+        return state_bins(self._layout, self._form, state)
 
     def rows(
         self, instruction: str, state: np.ndarray, advantages: tuple[Advantage | None, ...]

@@ -1,7 +1,7 @@
 """Many requests at a time on a `tokens` head: each tick is one pass over all that are open.
 
 An answer of K tokens takes K ticks, and K requests are open at most: the newest one's prompt and a
-token of each older one are read in one pass (`families.packed_pass`). Invariants:
+token of each older one are read in one pass (`models.base.packed_pass`). Invariants:
 - answers come in the order in which requests went in, also those that end early;
 - a request's tokens are those that it would get alone, whatever else is open;
 - `flush` drops every open request: nothing of it is answered or read afterwards;

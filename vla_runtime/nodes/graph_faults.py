@@ -100,6 +100,18 @@ def several_publishers(node: Node, topic: str) -> str:
     return f'{count} publishers on {topic}: {_listed(publisher_names(node, topic, 0))}'
 
 
+def why_unlike(node: Node, topic: str, message_type: type) -> str:
+    """Name a publisher of chunks or plans in their other form; empty where there is none."""
+    mine = type_name(message_type)
+    for info in node.get_publishers_info_by_topic(topic):
+        if info.topic_type not in (mine, ''):
+            return (
+                f'{_called(info)} publishes {info.topic_type} on {topic}, and this node takes '
+                f'{mine}: build vla_interfaces for both nodes, or for neither'
+            )
+    return ''
+
+
 def full_names(node: Node) -> list[str]:
     """Return the full names of all nodes; a name that several nodes bear is there so often."""
     return [
@@ -117,6 +129,11 @@ def publisher_names(node: Node, topic: str, own: int) -> list[str]:
     return sorted(_name(info) for info in infos)
 
 
+def listener_names(node: Node, topic: str) -> list[str]:
+    """Return the full names of other nodes that listen on a topic, recorders left out."""
+    return sorted(_name(info) for info in _listeners(node, topic, 0))
+
+
 def describe_publishers(node: Node, names: Iterable[str]) -> str:
     """Describe nodes by what `publisher_names` gives, those of the node's own name too."""
     mine = node.get_fully_qualified_name()
@@ -125,11 +142,17 @@ def describe_publishers(node: Node, names: Iterable[str]) -> str:
     )
 
 
-def nothing_of_robot(node: Node, heard: Iterable[str], commanded: Iterable[str]) -> str:
-    """Say that no node publishes `heard` or takes commands on `commanded`; empty where one does."""
+def nothing_of_robot(
+    node: Node, heard: Iterable[str], commanded: Iterable[str], own_subscriptions: int = 1
+) -> str:
+    """Say that no node publishes `heard` or takes commands on `commanded`; empty where one does.
+
+    `own_subscriptions` of the node on each of `commanded` do not count.
+    """
     if any(map(node.count_publishers, heard)) or any(
-        # This node subscribes to its outputs itself. An action is known by its status topic.
-        _listeners(node, topic, 1) or node.count_publishers(f'{topic}/_action/status')
+        # An action is known by its status topic.
+        _listeners(node, topic, own_subscriptions)
+        or node.count_publishers(f'{topic}/_action/status')
         for topic in commanded
     ):
         return ''

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from rclpy.validate_namespace import validate_namespace
 
 from vla_runtime.files.package_files import share_folder
 from vla_runtime.files.quotes import quoted
-from vla_runtime.nodes.middleware import describe_reach, keep_to_udp
+from vla_runtime.nodes.middleware import HIGHEST_DOMAIN, describe_reach, keep_to_udp
 from vla_runtime.nodes.polled_topics import HeardStatus
 from vla_runtime.nodes.robot_report import RobotReport, robot_reports
 
@@ -27,8 +27,7 @@ _NAME = '_vla_status'
 # What nodes of this package publish beside their names, and others do not.
 _REPORT_TYPE = 'diagnostic_msgs/msg/DiagnosticArray'
 _LOOKS_S = 0.05
-# Of more the ports would be beyond the last.
-_HIGHEST_DOMAIN = 232
+
 # Nodes that announce themselves every 0.5 s are all there after so long.
 _MEET_S = 1.3
 # Without the shipped profile a node announces itself every 3 s.
@@ -56,14 +55,19 @@ class GraphStatus:
                 return reports
             time.sleep(_LOOKS_S)
 
-    def look(self, namespace: str | None = None) -> list[RobotReport]:
+    def look(
+        self, namespace: str | None = None, in_graph: Sequence[str] | None = None
+    ) -> list[RobotReport]:
+        """Return what was heard; `in_graph` is asked for anew where it is None."""
         self._heard.take()
-        return robot_reports(self._heard.items(), self._in_graph(), namespace)
+        known = self.in_graph() if in_graph is None else in_graph
+        return robot_reports(self._heard.items(), known, namespace)
 
     def namespaces(self) -> list[str]:
         return [one.namespace or '/' for one in self.look()]
 
-    def _in_graph(self) -> list[str]:
+    def in_graph(self) -> list[str]:
+        """Return the full names of this package's nodes, whether they say anything or not."""
         reports = (
             topic.rpartition('/')[0]
             for topic, types in self._node.get_topic_names_and_types()
@@ -103,28 +107,49 @@ def _process_age_s() -> float:
         return 0.0
 
 
+def check_domain() -> None:
+    """Refuse a ROS_DOMAIN_ID that names no graph (ValueError)."""
+    domain = os.environ.get('ROS_DOMAIN_ID') or '0'
+    if not domain.isdecimal() or int(domain) > HIGHEST_DOMAIN:
+        raise ValueError(
+            f'ROS_DOMAIN_ID is {quoted(domain)}: it must be a whole number of 0 to {HIGHEST_DOMAIN}'
+        )
+
+
 @contextmanager
 def joined() -> Iterator[GraphStatus]:
     """Join the graph that the environment names; ValueError where there is none."""
-    domain = os.environ.get('ROS_DOMAIN_ID') or '0'
-    if not domain.isdecimal() or int(domain) > _HIGHEST_DOMAIN:
-        raise ValueError(
-            f'ROS_DOMAIN_ID is {quoted(domain)}: it must be a whole number of 0 to '
-            f'{_HIGHEST_DOMAIN}'
-        )
+    with graph_node(_NAME) as node:
+        yield GraphStatus(node)
+
+
+@contextmanager
+def graph_node(name: str) -> Iterator[Node]:
+    """A node in the root of the graph that the environment names, by UDP.
+
+    Raises:
+        ValueError: the environment names no graph.
+    """
+    check_domain()
     keep_to_udp(os.environ, share_folder() / 'config')
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-    node = Node(
-        _NAME,
+    node = quiet_node(name)
+    try:
+        yield node
+    finally:
+        node.destroy_node()
+        rclpy.try_shutdown()
+
+
+def quiet_node(name: str, namespace: str = '') -> Node:
+    """Return a node without parameters' services and log topic."""
+    return Node(
+        name,
+        namespace=namespace,
         use_global_arguments=False,
         enable_rosout=False,
         start_parameter_services=False,
     )
-    try:
-        yield GraphStatus(node)
-    finally:
-        node.destroy_node()
-        rclpy.try_shutdown()
 
 
 def where() -> str:

@@ -16,6 +16,8 @@ PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES
 _RANGE = 'ROS_AUTOMATIC_DISCOVERY_RANGE'
 _LOCAL = 'ROS_LOCALHOST_ONLY'
 REACH_VARIABLES = (_RANGE, _LOCAL)
+# Of more the ports would be beyond the last.
+HIGHEST_DOMAIN = 232
 _MB = 1 << 20
 _STATIC_PEERS = 'ROS_STATIC_PEERS'
 
@@ -32,7 +34,7 @@ def lossless_images(environment: Mapping[str, str], config: Path) -> dict[str, s
 
     Empty where the user has a profile, or another middleware than Fast DDS.
     """
-    if not _is_fast_dds(environment) or any(map(environment.get, PROFILE_VARIABLES)):
+    if not is_fast_dds(environment) or any(map(environment.get, PROFILE_VARIABLES)):
         return {}
     return dict.fromkeys(PROFILE_VARIABLES, str(config / 'fastdds.xml'))
 
@@ -47,7 +49,7 @@ def keep_to_udp(environment: MutableMapping[str, str], config: Path) -> None:
     peers, which ROS 2 adds itself, need the reach as it is.
     """
     on_this_machine = _stays_on_this_machine(environment)
-    if not _is_fast_dds(environment) or (on_this_machine and environment.get(_STATIC_PEERS)):
+    if not is_fast_dds(environment) or (on_this_machine and environment.get(_STATIC_PEERS)):
         return
     shipped = (config / 'fastdds.xml').read_bytes()
     for given in filter(None, map(environment.get, PROFILE_VARIABLES)):
@@ -67,7 +69,7 @@ def why_no_shared_memory(environment: Mapping[str, str], folder: Path = Path('/d
 
     `environment` is the process's before `rclpy.init`.
     """
-    if not _is_fast_dds(environment) or not folder.is_dir():
+    if not is_fast_dds(environment) or not folder.is_dir():
         return ''
     wanted = _segment_bytes(environment)
     usage = shutil.disk_usage(folder)
@@ -104,7 +106,8 @@ def describe_reach(environment: Mapping[str, str]) -> str:
     return f'ROS_DOMAIN_ID {domain}, {_RANGE} {reach or "SUBNET"}'
 
 
-def _is_fast_dds(environment: Mapping[str, str]) -> bool:
+def is_fast_dds(environment: Mapping[str, str]) -> bool:
+    """Return whether these variables choose Fast DDS, which ROS 2 takes where none is named."""
     middleware = environment.get('RMW_IMPLEMENTATION') or 'rmw_fastrtps_cpp'
     return middleware.startswith('rmw_fastrtps')
 

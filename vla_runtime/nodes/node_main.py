@@ -26,6 +26,7 @@ MODULES = {
     'policy_node': 'vla_runtime.nodes.policy.node',
     'executor_node': 'vla_runtime.nodes.executor.node',
     'recorder_node': 'vla_runtime.nodes.recorder.node',
+    'task_node': 'vla_runtime.nodes.task.node',
     'tabletop_node': 'vla_tabletop.nodes.node',
 }
 # What each does, and the arguments of two examples.
@@ -44,6 +45,11 @@ _USAGE = {
         'Records what policy and executor say, with the frames that inferences used, to a bag.',
         '-p robot:=my_arm.yaml',
         '-p robot:=my_arm.yaml -p folder:=recordings/today -p keep_minutes:=10.0',
+    ),
+    'task_node': (
+        'Takes tasks for the robot (action RunPolicy): sets the instruction, starts and stops.',
+        '',
+        '-r __ns:=/left',
     ),
     'tabletop_node': (
         'Simulates the tabletop robot, with cameras, joint states and controllers.',
@@ -85,6 +91,7 @@ def run_module(name: str) -> int:
 policy_node = partial(run_module, 'policy_node')
 executor_node = partial(run_module, 'executor_node')
 recorder_node = partial(run_module, 'recorder_node')
+task_node = partial(run_module, 'task_node')
 tabletop_node = partial(run_module, 'tabletop_node')
 
 

@@ -9,8 +9,8 @@ Invariants:
   teardown that hangs ends the process with code 1, even where it keeps the interpreter lock;
 - the context outlives the node's last words: rclpy's own signal handlers, which shut it down at
   once, are not installed;
-- teardown order: callbacks stop, then (of a lifecycle node) deactivate, cleanup and shutdown run,
-  then the node and the context go;
+- teardown order: a node with a `farewell` says it, callbacks stop, then (of a lifecycle node)
+  deactivate, cleanup and shutdown run, then the node and the context go;
 - an exception in a callback is logged and the node lives on;
 - a node that the middleware has cut off is taken down, and its process starts again, with its
   parameters and as far up as it was.
@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
 from traceback import format_exc
 from typing import Any, NoReturn
 
@@ -78,6 +79,8 @@ _SPIN_S = 0.2
 _LOOK_S = 0.02
 # A callback that takes longer loads a policy, or hangs; the hold of a robot does not wait for it.
 _CALLBACK_S = 2.0
+# For what a node has to do with others before its end; see `farewell` of the task node.
+_FAREWELL_S = 3.0
 # Longer than all that the executor waits for in vain when an output hangs; less than the 20 s that
 # the demo and the launch files wait.
 _TEARDOWN_S = 15.0
@@ -203,13 +206,22 @@ class _Run:
             self._failed.set()
         self._brought_up = True
         while not self._over():
-            try:
-                # One callback at a time and with a time-out: `spin` of Jazzy's events executor
-                # keeps the interpreter lock for good while it waits.
-                self._executor.spin_once(timeout_sec=_SPIN_S)
-            # Callbacks guard themselves; this is for what rclpy raises around them.
-            except Exception:
-                self._node.get_logger().error(f'exception while spinning:\n{format_exc()}')
+            self._spin_once()
+        farewell = getattr(self._node, 'farewell', None)
+        if farewell is None or not self._interrupt.wanted:
+            return
+        end_s = time.monotonic() + _FAREWELL_S
+        while not farewell() and time.monotonic() < end_s:
+            self._spin_once()
+
+    def _spin_once(self) -> None:
+        try:
+            # One callback at a time and with a time-out: `spin` of Jazzy's events executor keeps
+            # the interpreter lock for good while it waits.
+            self._executor.spin_once(timeout_sec=_SPIN_S)
+        # Callbacks guard themselves; this is for what rclpy raises around them.
+        except Exception:
+            self._node.get_logger().error(f'exception while spinning:\n{format_exc()}')
 
     def _leave(self, lost: frozenset[str]) -> None:
         self._node.get_logger().error(
@@ -271,9 +283,11 @@ def make_executor() -> Executor:
 def guarded(on_error: OnError, name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a callback so that it never raises; `on_error(name, exception)` is called instead.
 
-    A service's callback then answers with the response as far as it was filled in.
+    A service's callback then answers with the response as far as it was filled in. The result has
+    the callback's own signature: by it Kilted decides whether a timer's gets a `TimerInfo`.
     """
 
+    @wraps(callback)
     def call(*args: Any) -> Any:
         try:
             return callback(*args)

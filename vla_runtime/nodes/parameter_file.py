@@ -21,7 +21,7 @@ from vla_runtime.nodes.parameter_table import ParameterError, is_of_rclpy
 
 _PARAMETERS = 'ros__parameters'
 # What the nodes share, and the launch files compare before anything starts.
-_OF_THE_LAUNCH = ('bundle', 'robot')
+_OF_THE_LAUNCH = ('bundle', 'server', 'robot')
 # A part of a section's name. rcl reads no other, and refuses the whole file for one.
 _PART = re.compile(r'\*{1,2}|[A-Za-z_][A-Za-z0-9_]*')
 # A rule on the command line for the name or the namespace of the node, or of one that it names.

@@ -22,10 +22,14 @@ from vla_runtime.nodes.qos import NEWEST_HEARD
 
 @dataclass(frozen=True)
 class Taken:
-    """A message, and the system time (ns) at which it came."""
+    """A message, the system time (ns) at which it came, and its publisher's number of it.
+
+    The number is 0 where the middleware tells none.
+    """
 
     message: Any
     received_ns: int
+    number: int = 0
 
 
 class PolledTopics:
@@ -54,22 +58,24 @@ class PolledTopic:
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
 
-    def take(self) -> Taken | None:
-        """Return the newest message that came since the last call; None without one."""
+    def take(self, *, decode: bool = True) -> Taken | None:
+        """Return the oldest message that waits, or its bytes; None without one.
+
+        With a queue of one that is the newest that came since the last call.
+        """
         handle = self._subscription.handle
         with handle:
-            taken = handle.take_message(self._subscription.msg_type, False)
+            taken = handle.take_message(self._subscription.msg_type, not decode)
         if taken is None:
             return None
         message, info = taken
-        return Taken(message, int(info['received_timestamp']))
+        number = int(info.get('publication_sequence_number') or 0)
+        return Taken(message, int(info['received_timestamp']), number)
 
     def take_bytes(self) -> bytes | None:
         """Return the oldest message that waits, not decoded; None without one."""
-        handle = self._subscription.handle
-        with handle:
-            taken = handle.take_message(self._subscription.msg_type, True)
-        return None if taken is None else taken[0]
+        taken = self.take(decode=False)
+        return None if taken is None else taken.message
 
 
 # What this package's nodes say on `/diagnostics`, heard without a callback: a transition runs in
@@ -105,7 +111,9 @@ def read_items(message: DiagnosticArray, heard_s: float) -> list[HeardItem]:
     for status in message.status:
         node, _, item = status.name.rpartition(': ')
         values = values_of(status)
-        found.append(HeardItem(node, item, status.level[0], status.message, values, heard_s))
+        # A byte, which a bag's reader gives as a number.
+        level = status.level if isinstance(status.level, int) else status.level[0]
+        found.append(HeardItem(node, item, level, status.message, values, heard_s))
     mark = next((one.values['since_ns'] for one in found if 'since_ns' in one.values), '')
     return [replace(one, since_ns=mark) for one in found]
 

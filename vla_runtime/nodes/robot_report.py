@@ -36,9 +36,11 @@ _REMEDIES: dict[str, str] = {
     Reason.TRACKING: _NO_MOTION,
     Reason.OVERRUN: _BY_ITSELF,
     Reason.APPROACHING: _NO_MOTION,
+    Reason.LEADING: _NO_MOTION,
     Reason.BRAKING: _NO_MOTION,
     Reason.NOT_STARTED: _PERSON,
     Reason.STOPPED: _PERSON,
+    Reason.PAUSED: _PERSON,
     Reason.RELEASED: _PERSON,
     Reason.WAITING_FOR_CHUNK: _NO_CHUNK,
     Reason.SYNCHRONOUS_WAIT: _NO_CHUNK,
@@ -115,7 +117,16 @@ class RobotReport:
     @property
     def is_moving(self) -> bool:
         """Whether the robot is commanded along a plan, or to where one begins."""
-        return self._value('kind') in ('track', 'approach')
+        return self._value('kind') in ('track', 'approach', 'lead')
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing but a pause keeps the robot from moving."""
+        executor = self.executor
+        control = None if executor is None else executor.item('control')
+        if control is None or control.level or self._value('reason') != Reason.PAUSED:
+            return False
+        return self.why() == control.text
 
     def why(self) -> str:
         """Return why the robot does not move, or not as it should; '' where nothing is wrong."""

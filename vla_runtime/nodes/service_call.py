@@ -74,7 +74,8 @@ class TransitionCall:
 
     def ended(self) -> bool:
         """Return whether the node has made or refused the transition. Asks again when due."""
-        answers = [change.result().success for change in self._sent if change.done()]
+        ended: list[Any] = [change.result() for change in self._sent if change.done()]
+        answers = [answer.success for answer in ended]
         # A second request finds nothing to do where the first was carried out: that it is refused
         # counts once the state is known.
         if any(answers) or (answers and len(self._sent) == 1):

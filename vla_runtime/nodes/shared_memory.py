@@ -1,8 +1,8 @@
 """Fast DDS's shared memory: remove what killed processes left, and detect lost ports.
 
 Each participant listens on ports: files `fastrtps_portN` of /dev/shm, each with a lock file
-`fastrtps_portN_el` that the listener holds. Every sender maps the file that has the name when it
-looks.
+`fastrtps_portN_el` that the listener holds; `fastdds_portN` since Fast DDS 3 (Kilted). Every sender
+maps the file that has the name when it looks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 
 _SHARED_MEMORY = Path('/dev/shm')
-_SEGMENTS = 'fastrtps_'
+_SEGMENTS = ('fastrtps_', 'fastdds_')
 _LOCK = '_el'
 # Fast DDS makes a lock file and locks it a moment later.
 _MIN_AGE_S = 60.0
-_PORT_LOCK = re.compile(r'.*/(fastrtps_port\d+)_el( \(deleted\))?')
-_PORT_MAPPING = re.compile(r'\S+ \S+ \S+ \S+ (\d+) +\S*/(fastrtps_port\d+)(?: \(deleted\))?\n')
+_PORT_LOCK = re.compile(r'.*/(fast(?:rtps|dds)_port\d+)_el( \(deleted\))?')
+_PORT_MAPPING = re.compile(
+    r'\S+ \S+ \S+ \S+ (\d+) +\S*/(fast(?:rtps|dds)_port\d+)(?: \(deleted\))?\n'
+)
 _LOOK_S = 2.0
 # While a port may have been lost.
 _LOOK_AGAIN_S = 0.5
@@ -125,10 +127,10 @@ def remove_dead_segments(folder: Path = _SHARED_MEMORY) -> int:
         Segments removed; those of other users, and those that are a minute old or less, stay.
     """
     removed = 0
-    for lock in folder.glob(f'{_SEGMENTS}*{_LOCK}'):
+    for lock in folder.glob(f'*{_LOCK}'):
         segment = lock.with_name(lock.name.removesuffix(_LOCK))
         # Ports have a lock of the same name, and Fast DDS takes over dead ones itself.
-        if segment.name.startswith(f'{_SEGMENTS}port'):
+        if not segment.name.startswith(_SEGMENTS) or 'port' in segment.name:
             continue
         # Gone meanwhile, another user's, or in use.
         with suppress(OSError):

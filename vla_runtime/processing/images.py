@@ -15,6 +15,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from vla_runtime.processing.tiles import bilinear_taps
 from vla_runtime.processing.words import check_word
 from vla_runtime.types import ImagePadding, ImageResample
 
@@ -30,37 +31,41 @@ _ONE_WEIGHT = 2**22
 _GROUP_LINES = 4
 
 
-def black_pixels(size: int) -> np.ndarray:
-    """The picture of an absent camera: (3, size, size) float32, all -1."""
-    return np.full((3, size, size), BLACK, dtype=np.float32)
+def black_pixels(height: int, width: int) -> np.ndarray:
+    """The picture of an absent camera: (3, height, width) float32, all -1."""
+    return np.full((3, height, width), BLACK, dtype=np.float32)
 
 
 def to_pixels(
     image: np.ndarray,
-    size: int,
+    size: int | tuple[int, int],
     *,
     padding: ImagePadding,
     resample: ImageResample,
     bars: float = BLACK,
+    table: np.ndarray | None = None,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Resize one image into a black square, keeping its aspect, and scale it to [-1, 1].
+    """Resize one image into a black picture, keeping its aspect, and scale it to [-1, 1].
 
-    The resized sides are `int(side / max(h / size, w / size))`, as in LeRobot and openpi.
+    The resized sides are `int(side / max(h / height, w / width))`, as in LeRobot and openpi.
 
     Args:
         image: (h, w, 3) uint8, RGB, any strides; never written to.
-        size: S, side of the square in pixels.
+        size: height and width of the result in pixels; S, side of a square.
         padding: `centre` puts an odd pixel right or at the bottom; `left_top` pads on the left and
             at the top only.
         resample: `bilinear` interpolates x/255 in float32 without antialiasing, as LeRobot does
             with `torch.nn.functional.interpolate(align_corners=False)`; `antialias` resizes the
             uint8 image with Pillow's BILINEAR, as openpi's client does.
         bars: value of the padding, -1 for black.
-        out: (3, S, S) float32 to write into; a new array without it.
+        table: (3, 256) float32, each channel's grey levels in another scale than [-1, 1], in which
+            `bars` is then too; a straight line (`plain_images.normalised_table`).
+        out: (3, height, width) float32 to write into; a new array without it.
 
     Returns:
-        (3, S, S) float32, channels first, in [-1, 1] inside the padding; `out` itself if given.
+        (3, height, width) float32, channels first, in [-1, 1] or the table's scale inside the
+        padding; `out` itself if given.
 
     Raises:
         ValueError: size or `out` of another type or shape, an unknown word for padding or
@@ -72,13 +77,14 @@ def to_pixels(
             f"padding '{padding}' with resample '{resample}': only padded images are resized here; "
             'see processing.plain_images and processing.stretched_images'
         )
-    out = _square(size, out)
-    height, width = _resized(image.shape[0], image.shape[1], size)
-    top, left = _offsets(size - height, size - width, padding)
+    high, wide = (size, size) if isinstance(size, int) else size
+    out = _picture(high, wide, out)
+    height, width = _resized(image.shape[0], image.shape[1], high, wide)
+    top, left = _offsets(high - height, wide - width, padding)
 
-    if height < size or width < size:
+    if height < high or width < wide:
         out.fill(bars)
-    inner = out[:, top : top + height, left : left + width]
+    inner = picture = out[:, top : top + height, left : left + width]
     if image.strides[2] < 0:
         # A bgr8 message seen as RGB: walk it in the order it lies in memory, three times faster.
         image, inner = image[..., ::-1], inner[::-1]
@@ -88,17 +94,21 @@ def to_pixels(
         _bilinear(image, inner)
     else:
         _scale(_triangle(image, height, width), inner)
+    if table is not None:
+        black, white = table[:, 0, None, None], table[:, -1, None, None]
+        picture *= (white - black) / _TWO
+        picture += (white + black) / _TWO
     return out
 
 
-def _square(size: int, out: np.ndarray | None) -> np.ndarray:
-    if size < 1:
-        raise ValueError(f'image size must be at least 1 pixel, got {size}')
+def _picture(height: int, width: int, out: np.ndarray | None) -> np.ndarray:
+    if height < 1 or width < 1:
+        raise ValueError(f'image size must be at least 1 pixel, got {height}x{width}')
     if out is None:
-        return np.empty((3, size, size), dtype=np.float32)
-    if out.shape != (3, size, size) or out.dtype != np.float32:
+        return np.empty((3, height, width), dtype=np.float32)
+    if out.shape != (3, height, width) or out.dtype != np.float32:
         raise ValueError(
-            f'out must be float32 of shape (3, {size}, {size}), got {out.dtype} of shape '
+            f'out must be float32 of shape (3, {height}, {width}), got {out.dtype} of shape '
             f'{out.shape}'
         )
     return out
@@ -125,14 +135,14 @@ def check_image(image: np.ndarray) -> None:
         raise ValueError(f'image is empty: its shape is {image.shape}')
 
 
-def _resized(height: int, width: int, size: int) -> tuple[int, int]:
+def _resized(height: int, width: int, high: int, wide: int) -> tuple[int, int]:
     """Sides after resizing; truncated in float64, as the checkpoints saw them."""
-    ratio = max(width / size, height / size)
+    ratio = max(width / wide, height / high)
     resized = int(height / ratio), int(width / ratio)
     if min(resized) < 1:
         raise ValueError(
-            f'image of {height}x{width} (height x width) is too narrow: resized to fit {size} '
-            f'pixels it would be {resized[0]}x{resized[1]}'
+            f'image of {height}x{width} (height x width) is too narrow: resized to fit '
+            f'{high}x{wide} it would be {resized[0]}x{resized[1]}'
         )
     return resized
 
@@ -247,7 +257,7 @@ def _bilinear(image: np.ndarray, out: np.ndarray) -> None:
     sharp edges is 1e-4 in the result.
     """
     _, height, width = out.shape
-    above, below, weight_below = _taps(image.shape[0], height)
+    above, below, weight_below = bilinear_taps(image.shape[0], height)
     before, after, weight_after = _planar_taps(image.shape[1], width)
     weight_below = weight_below[:, None]
 
@@ -280,20 +290,7 @@ def _mix(first: np.ndarray, second: np.ndarray, weight: np.ndarray) -> np.ndarra
 
 @lru_cache(maxsize=32)
 def _planar_taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`_taps` within a row of pixels, ordered by channel first, so that the result is planar."""
-    lower, upper, weight = _taps(source, target)
+    """`bilinear_taps` within a row of pixels, by channel first, so that the result is planar."""
+    lower, upper, weight = bilinear_taps(source, target)
     channel = np.arange(3)[:, None]
     return (lower * 3 + channel).ravel(), (upper * 3 + channel).ravel(), np.tile(weight, 3)
-
-
-@lru_cache(maxsize=32)
-def _taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lower and upper source index, (target,) int64, and the float32 weight of the upper one."""
-    # torch computes `scale * (i + 0.5) - 0.5` in float32 with one fused multiply-add: the product
-    # is exact in float64, so rounding once at the end gives the same bits.
-    scale = np.float64(np.float32(source) / np.float32(target))
-    position = (scale * (np.arange(target) + 0.5) - 0.5).astype(np.float32)
-    position = np.maximum(position, np.float32(0.0))
-    lower = np.minimum(position.astype(np.int64), source - 1)
-    upper = np.minimum(lower + 1, source - 1)
-    return lower, upper, position - lower.astype(np.float32)

@@ -6,6 +6,7 @@ States are converted before deltas and normalisation see them, actions after bot
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -40,6 +41,27 @@ class JointSpace:
 
     def actions_to_robot(self, actions: np.ndarray) -> np.ndarray:
         return actions
+
+
+@dataclass(frozen=True)
+class JointFrame(JointSpace):
+    """Joints that turn the other way or have another zero; units are the robot's.
+
+    Attributes:
+        signs: 1 or -1 of each joint; offsets: the policy's number where the robot has 0.
+    """
+
+    signs: tuple[float, ...]
+    offsets: tuple[float, ...]
+
+    def state_to_policy(self, state: np.ndarray) -> np.ndarray:
+        return np.array(self.signs) * state + np.array(self.offsets)
+
+    def actions_to_policy(self, actions: np.ndarray) -> np.ndarray:
+        return self.state_to_policy(actions)
+
+    def actions_to_robot(self, actions: np.ndarray) -> np.ndarray:
+        return np.array(self.signs) * (actions - np.array(self.offsets))
 
 
 class OpenpiAloha(JointSpace):
@@ -83,6 +105,6 @@ _SPACES: Mapping[JointSpaceName | None, JointSpace] = MappingProxyType(
 )
 
 
-def joint_space(name: JointSpaceName | None) -> JointSpace:
+def joint_space(name: JointSpaceName | None, frame: JointFrame | None = None) -> JointSpace:
     """Return the joint space of a bundle; None is the robot's own."""
-    return _SPACES[name]
+    return _SPACES[name] if frame is None else frame

@@ -4,6 +4,7 @@
 |---|---|---|---|
 | `quantiles_openpi` | q99 - q01 + 1e-6 | (x - q01) / s * 2 - 1 | (x + 1) / 2 * s + q01 |
 | `quantiles_lerobot` | q99 - q01, or 1e-8 where 0 | 2 * (x - q01) / s - 1 | (x + 1) * s / 2 + q01 |
+| `quantiles_clipped` | likewise | likewise, clipped to [-1, 1] | x clipped, then likewise |
 | `mean_std_openpi` | std + 1e-6 | (x - mean) / s | x * s + mean |
 | `mean_std_lerobot` | std | (x - mean) / (s + 1e-8) | x * s + mean |
 | `min_max` | max - min, or 1e-8 where 0 | 2 * (x - min) / s - 1 | (x + 1) / 2 * s + min |
@@ -78,6 +79,14 @@ _KINDS: dict[str, _Kind] = {
         _span_or_eps,
         _twice_before_division,
         lambda x, low, scale: (x + 1.0) * scale / 2.0 + low,
+    ),
+    'quantiles_clipped': _Kind(
+        'q01',
+        'q99',
+        np.float32,
+        _span_or_eps,
+        lambda x, low, scale: np.clip(_twice_before_division(x, low, scale), -1.0, 1.0),
+        lambda x, low, scale: (np.clip(x, -1.0, 1.0) + 1.0) * scale / 2.0 + low,
     ),
     'mean_std_openpi': _Kind(
         'mean',

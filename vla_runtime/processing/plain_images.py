@@ -62,6 +62,44 @@ def stretched(
     return _levels(filtered(across.transpose(1, 0, 2), height))
 
 
+def stretched_levels(
+    image: np.ndarray, size: tuple[int, int], averaged: tuple[int, int] | None = None
+) -> np.ndarray:
+    """Resize an image as `bicubic` does, and neither clamp nor round.
+
+    Args:
+        image, size: as of `stretched`.
+        averaged: height and width that areas are averaged to before, as PyTorch's `area` does;
+            None: they are not.
+
+    Returns:
+        (height, width, 3) float64, grey levels.
+    """
+    levels: np.ndarray = image
+    if averaged is not None:
+        across = _averaged(levels.transpose(1, 0, 2), averaged[1])
+        levels = _averaged(across.transpose(1, 0, 2), averaged[0])
+    across = _filtered(levels.transpose(1, 0, 2), size[1])
+    return _filtered(across.transpose(1, 0, 2), size[0])
+
+
+def _averaged(lines: np.ndarray, target: int) -> np.ndarray:
+    """(n, m, 3) to (target, m, 3) float64: each line the mean of those that it covers in part."""
+    if len(lines) == target:
+        return lines.astype(np.float64)
+    places = np.arange(target)
+    start, stop = places * len(lines) // target, -((places + 1) * -len(lines) // target)
+    sums = np.cumsum(np.concatenate([np.zeros((1, *lines.shape[1:])), lines]), axis=0)
+    means: np.ndarray = (sums[stop] - sums[start]) / (stop - start)[:, None, None]
+    return means
+
+
+def to_levels(levels: np.ndarray, table: np.ndarray, out: np.ndarray) -> None:
+    """Write grey levels (height, width, 3) on the straight line of a table (3, 256) to `out`."""
+    black, white = (table[:, end, None, None].astype(np.float64) for end in (0, -1))
+    out[:] = black + levels.transpose(2, 0, 1) * ((white - black) / 255.0)
+
+
 def _levels(values: np.ndarray) -> np.ndarray:
     return np.rint(np.clip(values, 0.0, 255.0)).astype(np.uint8)
 

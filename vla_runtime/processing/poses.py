@@ -1,4 +1,4 @@
-"""Rotations in the six forms that policies speak, to matrices and back (through transforms3d).
+"""Rotations in the seven forms that policies speak, to matrices and back (through transforms3d).
 
 Forms, all in radians where there are angles:
 - `quaternion_wxyz`, `quaternion_xyzw`: 4 numbers, any length but zero on the way in; unit length
@@ -9,6 +9,7 @@ Forms, all in radians where there are angles:
 - `rotation_6d`: the first column of the matrix, then the second; Gram-Schmidt on the way in
   (Zhou et al., arXiv 1812.07035, section B).
 - `rotation_6d_rows`: the same of the matrix's first two rows.
+- `rotation_6d_interleaved`: the first two columns, row by row: r00, r01, r10, r11, r20, r21.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from transforms3d import euler as t3d_euler
 from transforms3d import quaternions as t3d_quaternions
 
 from vla_runtime.processing.words import check_word
-from vla_runtime.types import RotationForm
+from vla_runtime.types import ROTATION_LENGTH, RotationForm
 
 # Angles of a state as their sines and cosines, group by group.
 
@@ -47,14 +48,7 @@ def with_angles(
     return np.concatenate([*parts, normalised[end:]]).astype(np.float32, copy=False)
 
 
-_WIDTHS: dict[str, int] = {
-    'quaternion_wxyz': 4,
-    'quaternion_xyzw': 4,
-    'euler': 3,
-    'axis_angle': 3,
-    'rotation_6d': 6,
-    'rotation_6d_rows': 6,
-}
+_FORMS_6D = [form for form, width in ROTATION_LENGTH.items() if width == 6]
 # Below this length, or sine of an angle, the direction of a quaternion or 6D vector is noise.
 DEGENERATE = 1e-3
 # Below this angle, rad, a rotation vector has no axis.
@@ -66,7 +60,7 @@ _SAME = 1e-12
 def rotation_width(form: RotationForm) -> int:
     """Return how many numbers a rotation takes in this form; ValueError for an unknown form."""
     check_word('rotation form', form, RotationForm)
-    return _WIDTHS[form]
+    return ROTATION_LENGTH[form]
 
 
 def check_euler_axes(axes: str) -> None:
@@ -96,10 +90,8 @@ def to_matrix(values: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz') 
     """
     values = np.asarray(values, dtype=np.float64)
     rows = _rows(values, form)
-    if form == 'rotation_6d':
-        matrices = _from_6d(rows)
-    elif form == 'rotation_6d_rows':
-        matrices = _from_6d(rows).transpose(0, 2, 1)
+    if form in _FORMS_6D:
+        matrices = _from_6d(rows, form)
     elif form == 'euler':
         matrices = _from_euler(rows, euler_axes)
     elif form == 'axis_angle':
@@ -122,6 +114,8 @@ def from_matrix(matrices: np.ndarray, form: RotationForm, euler_axes: str = 'sxy
         rows = flat[:, :, :2].transpose(0, 2, 1).reshape(-1, 6)
     elif form == 'rotation_6d_rows':
         rows = flat[:, :2].reshape(-1, 6)
+    elif form == 'rotation_6d_interleaved':
+        rows = flat[:, :, :2].reshape(-1, 6)
     elif form == 'euler':
         rows = _to_euler(flat, euler_axes)
     else:
@@ -233,7 +227,7 @@ def write_near(
 
 def _same(rows: np.ndarray, near: np.ndarray, form: RotationForm, euler_axes: str) -> np.ndarray:
     """Return where two rotations are one: (..., k) and (..., k) to (...) bool."""
-    if form in ('euler', 'rotation_6d', 'rotation_6d_rows'):
+    if form == 'euler' or form in _FORMS_6D:
         apart = to_matrix(rows, form, euler_axes) - to_matrix(near, form, euler_axes)
         # This norm is sqrt(8) sin(angle / 2).
         return np.linalg.norm(apart, axis=(-2, -1)) < math.sqrt(2.0) * _SAME
@@ -304,19 +298,23 @@ def _axes_from(axis: str) -> tuple[int, int, int]:
     return along, (along + 1) % 3, (along + 2) % 3
 
 
-def _from_6d(rows: np.ndarray) -> np.ndarray:
-    first, second = rows[:, :3], rows[:, 3:]
+def _from_6d(rows: np.ndarray, form: RotationForm) -> np.ndarray:
+    if form == 'rotation_6d_interleaved':
+        first, second = rows[:, 0::2], rows[:, 1::2]
+    else:
+        first, second = rows[:, :3], rows[:, 3:]
     first_length = np.linalg.norm(first, axis=-1, keepdims=True)
     second_length = np.linalg.norm(second, axis=-1, keepdims=True)
     zero = np.minimum(first_length, second_length)[:, 0] < DEGENERATE
-    _refuse_rows(zero, rows, 'rotation_6d', 'has a column of no length')
+    _refuse_rows(zero, rows, form, 'has a vector of no length')
     x = first / first_length
     rest = second - np.sum(x * second, axis=-1, keepdims=True) * x
     rest_length = np.linalg.norm(rest, axis=-1, keepdims=True)
     parallel = (rest_length < DEGENERATE * second_length)[:, 0]
-    _refuse_rows(parallel, rows, 'rotation_6d', 'has parallel columns')
+    _refuse_rows(parallel, rows, form, 'has parallel vectors')
     y = rest / rest_length
-    return np.stack([x, y, np.cross(x, y)], axis=-1)
+    # Vectors are rows of the matrix in that form alone.
+    return np.stack([x, y, np.cross(x, y)], axis=-2 if form == 'rotation_6d_rows' else -1)
 
 
 def _rows(values: np.ndarray, form: RotationForm) -> np.ndarray:

@@ -6,12 +6,13 @@ The advantage tag (RECAP, pi*0.6) is added after cleaning, so cleaning cannot ch
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from vla_runtime.files.free_text import FreeText
 from vla_runtime.processing.words import check_word
 from vla_runtime.types import Advantage, AdvantageTemplate, PromptCleaning
 
@@ -41,8 +42,12 @@ class PromptLayout:
         bos: the vocabulary's BOS stands in front of the prompt.
         closing: token that the prompt ends with, added where it does not; '' for none.
         special: tokens of `text` and `image` that the vocabulary must have.
-        lerobot_task: the task with the cleaning `lerobot`: `unchanged`, `stripped`, or `cleaned` as
-            openpi does it.
+        lerobot_task: the task with the cleaning `lerobot`: `unchanged`, `stripped`, `cleaned` as
+            openpi does it, or a `clause` that goes on a sentence (`_clause`).
+        state_token: text of a number of the state, `{}` its bin, of `PromptFormat.state_levels`;
+            '': bins of 256 between spaces.
+        words: usual words for further marks in braces; `PromptFormat.words` has the checkpoint's.
+        alone: text that stands for the image where there is only one; '': as for several.
 
     Raises:
         ValueError: marks that are missing, too many or in another order.
@@ -53,7 +58,10 @@ class PromptLayout:
     bos: bool = True
     closing: str = ''
     special: tuple[str, ...] = ()
-    lerobot_task: Literal['unchanged', 'stripped', 'cleaned'] = 'unchanged'
+    lerobot_task: Literal['unchanged', 'stripped', 'cleaned', 'clause'] = 'unchanged'
+    state_token: str = ''
+    words: Mapping[str, str] = field(default_factory=dict)
+    alone: str = ''
 
     def __post_init__(self) -> None:
         before, found, after = self.text.partition(TASK)
@@ -67,6 +75,18 @@ class PromptLayout:
             raise ValueError(f'layout {self.text!r}: marks in another order')
         if self.image and self.image.count(TOKENS) != 1:
             raise ValueError(f"layout {self.image!r}: expected '{TOKENS}' once")
+
+    def filled(self, words: Mapping[str, str]) -> PromptLayout:
+        """Put the checkpoint's words in (ValueError: words that the layout does not have)."""
+        if unknown := set(words) - set(self.words):
+            raise ValueError(
+                f'prompt.words has {", ".join(sorted(unknown))}; expected are '
+                f'{", ".join(self.words) or "none"}'
+            )
+        text = self.text
+        for name, word in {**self.words, **words}.items():
+            text = text.replace(f'{{{name}}}', word)
+        return replace(self, text=text, words={})
 
     @property
     def has_state(self) -> bool:
@@ -105,8 +125,9 @@ class PromptLayout:
         start_text, _, end_text = (after if self.images_last else self.text).partition(IMAGES)
         # Text in front of each image's tokens.
         texts, closing = [], start_text
+        image = self.alone if self.alone and cameras == 1 else self.image
         for number in range(1, cameras + 1):
-            opening, end = self.image.replace(NUMBER, str(number)).split(TOKENS)
+            opening, end = image.replace(NUMBER, str(number)).split(TOKENS)
             texts.append(closing + opening)
             closing = end
         if self.images_last:
@@ -152,16 +173,22 @@ class PromptFormat:
             what `PromptLayout.lerobot_task` says. `python_list` leaves the text as it is and writes
             it as Python writes a list of it: `['pick up the cup']`. `letters` turns the text into
             small letters and leaves out all but letters, digits, `_` and white space. `lower` turns
-            the text into small letters.
+            the text into small letters. `unchanged` leaves it as it is.
         advantage: where the advantage tag stands; None for a policy trained without one.
         state_bins: numbers of the state in the prompt, where there are more than the state has:
             zeros follow it. None: as many as the state has.
+        state_levels: tokens that a number of the state is one of, of a layout with `state_token`.
+            None: 256.
+        words: the checkpoint's words for marks of the layout (`PromptLayout.words`); None: it has
+            none of its own.
     """
 
     template: str
     cleaning: PromptCleaning
     advantage: AdvantageTemplate | None = None
     state_bins: int | None = None
+    state_levels: int | None = None
+    words: Mapping[str, FreeText] | None = None
 
     def __post_init__(self) -> None:
         check_word('prompt.cleaning', self.cleaning, PromptCleaning)
@@ -190,6 +217,19 @@ def discretise_state(normalised: np.ndarray) -> np.ndarray:
             'values are not finite): check the joint driver and the normaliser statistics'
         )
     return (np.digitize(normalised, _BIN_EDGES) - 1).astype(np.int64)
+
+
+USUAL_LEVELS = 256
+
+
+def state_bins(layout: PromptLayout, fmt: PromptFormat, normalised: np.ndarray) -> np.ndarray:
+    """Return the bins of a normalised state (S,), as a layout writes them, (S,) int64."""
+    if not layout.state_token:
+        return discretise_state(normalised)
+    levels = fmt.state_levels or USUAL_LEVELS
+    bounded = np.clip(np.asarray(normalised, np.float32), np.float32(-1.0), np.float32(1.0))
+    scaled = (bounded + np.float32(1.0)) / np.float32(2.0) * np.float32(levels - 1)
+    return np.rint(scaled).astype(np.int64)
 
 
 def prompt_parts(
@@ -227,7 +267,7 @@ def prompt_parts(
     if fmt.cleaning == 'python_list':
         text = str([text])
     if layout.has_state:
-        after = after.replace(STATE, _state_words(normalised_state, fmt.state_bins))
+        after = after.replace(STATE, _state_words(layout, fmt, normalised_state))
     after = after.replace(TAG, tag_line)
     # A task that ends with a newline has the layout's: there is one, not two.
     return before, text, after[1:] if text.endswith('\n') and after.startswith('\n') else after
@@ -262,18 +302,57 @@ def _clean(layout: PromptLayout, fmt: PromptFormat, task: str) -> str:
         return words
     if fmt.cleaning == 'lower':
         return task.lower()
+    if fmt.cleaning == 'unchanged':
+        return task
     if fmt.cleaning == 'openpi' or layout.lerobot_task == 'cleaned':
         return cleaned
+    if layout.lerobot_task == 'clause':
+        return _clause(task)
     return task.strip() if layout.lerobot_task == 'stripped' else task
 
 
-def _state_words(normalised_state: np.ndarray | None, bins: int | None) -> str:
+# Signs that end a sentence, that close one, and that stand around one.
+_ENDS, _CLOSES, _AROUND = (
+    '.,!?;:,\u2026',
+    '"\'\u201d\u2019)]}',
+    '"\'`\u201c\u201d\u2018\u2019[](){}',
+)
+_HEADINGS = (
+    re.compile(r'^(?:task|instruction|language[_ ]instruction|goal)\s*[:\-]\s*', re.IGNORECASE),
+    re.compile(r'^(?:the|your)\s+task\s+is\s+to\s+', re.IGNORECASE),
+)
+
+
+def _clause(task: str) -> str:
+    """The task without quotes, heading and last signs, sentences as `a; b`, in small letters."""
+    text, before = ' '.join(task.split()), ''
+    while text != before:
+        before = text
+        text = text.strip(_AROUND + ' ') if text else text
+        for heading in _HEADINGS:
+            text = heading.sub('', text, count=1).strip()
+        for signs in (_ENDS, _CLOSES, _ENDS):
+            text = text.rstrip(signs).rstrip()
+    sentences = [one.strip() for one in re.split(r'[.!?]+', text) if one.strip()]
+    if not sentences:
+        raise ValueError(
+            f'instruction has no words (got {task!r}): say in plain words what the robot is to do'
+        )
+    return ('; '.join(sentences) if len(sentences) > 1 else text).lower()
+
+
+def _state_words(
+    layout: PromptLayout, fmt: PromptFormat, normalised_state: np.ndarray | None
+) -> str:
     if normalised_state is None:
         raise ValueError(
             'this prompt.template writes the state into the prompt, but no state was given; a '
             'checkpoint trained without it has another template'
         )
-    normalised_state = np.asarray(normalised_state)
+    normalised_state, bins = np.asarray(normalised_state), fmt.state_bins
+    if layout.state_token:
+        levels = state_bins(layout, fmt, normalised_state)
+        return ''.join(layout.state_token.format(level) for level in levels)
     if bins is not None and normalised_state.ndim == 1:
         normalised_state = np.pad(normalised_state, (0, max(0, bins - len(normalised_state))))
     return ' '.join(str(number) for number in discretise_state(normalised_state))

@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime.recording.storage_file import RawMessage, header_stamp_ns
-from vla_runtime.recording.topics import IMAGE_TYPES, JOINT_STATE
+from vla_runtime.recording.topics import CHUNK_TYPES, IMAGE_TYPES, JOINT_STATE, PLAN_TYPES
 
 _WITH_HEADER = frozenset(
     (
         *IMAGE_TYPES,
         JOINT_STATE,
-        'trajectory_msgs/msg/JointTrajectory',
+        *CHUNK_TYPES,
+        *PLAN_TYPES,
         'geometry_msgs/msg/PoseStamped',
         'geometry_msgs/msg/TwistStamped',
     )

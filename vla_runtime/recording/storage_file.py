@@ -16,6 +16,7 @@ import numpy as np
 from rosbags.rosbag2.storage_mcap import DECOMPRESSORS
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
+from vla_runtime.files.package_files import share_folder
 from vla_runtime.recording.topics import JOINT_STATE
 
 # Serialised messages (CDR): the stamp at their front, and joint states. No ROS 2 here.
@@ -54,7 +55,8 @@ def joint_state(stamp_ns: int, names: Sequence[str], positions: Sequence[float])
     return bytes(types.serialize_cdr(message, JOINT_STATE))
 
 
-# Types of messages in bags: ROS 2 Jazzy's, and those of drivers that it comes without.
+# Types of messages in bags: ROS 2 Jazzy's, this package's own, and those of drivers that it comes
+# without.
 
 # By what they carry, in the words of rosidl.
 _OF_DRIVERS = {
@@ -68,6 +70,12 @@ def message_types() -> Any:
     types = get_typestore(Stores.ROS2_JAZZY)
     for name, text in _OF_DRIVERS.items():
         types.register(get_types_from_msg(text, name))
+    # Their definitions lie beside the package, whether they are built or not.
+    own: dict[str, Any] = {}
+    for file in sorted((share_folder() / 'interfaces' / 'vla_interfaces' / 'msg').glob('*.msg')):
+        text = file.read_text(encoding='utf-8')
+        own |= get_types_from_msg(text, f'vla_interfaces/msg/{file.stem}')
+    types.register(own)
     return types
 
 

@@ -23,6 +23,10 @@ JPEG_QUALITY = 85
 IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 JOINT_STATE = 'sensor_msgs/msg/JointState'
 STRING = 'std_msgs/msg/String'
+TRAJECTORY = 'trajectory_msgs/msg/JointTrajectory'
+# Of `action_chunk` and `committed_plan`, the typed ones first; see `messages.trajectories`.
+CHUNK_TYPES = ('vla_interfaces/msg/ActionChunk', TRAJECTORY)
+PLAN_TYPES = ('vla_interfaces/msg/CommittedPlan', TRAJECTORY)
 # The policy's instruction and the one it was told; the first that a bag has is used.
 INSTRUCTIONS = ('current_instruction', 'instruction')
 

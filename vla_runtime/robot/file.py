@@ -19,7 +19,7 @@ from vla_runtime.files.input_files import near_path, read_text, regular_file
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import LARGEST_FILE, did_you_mean, loads, parse
 from vla_runtime.robot.limits import check_names, urdf_limits
-from vla_runtime.robot.rules import check_robot, check_with_limits
+from vla_runtime.robot.rules import check_home, check_robot, check_with_limits
 from vla_runtime.robot.schema import Robot, RobotSpec
 
 _LARGEST_URDF = 1 << 24
@@ -134,6 +134,8 @@ def _check_urdf(robot: Robot) -> None:
             limits = known.get(joint.name)
             if limits is not None and joint.lower is None and not joint.continuous:
                 check_with_limits(f'joints[{index}]', joint, limits.lower, limits.upper)
+            if limits is not None and joint.name in robot.home:
+                check_home(joint, robot.home[joint.name], limits.lower, limits.upper)
     except FieldError as error:
         raise RobotError(robot.file, error.field, error.message) from None
     except ValueError as error:

@@ -211,17 +211,17 @@ def _state_ages_ns(spec: BundleSpec) -> tuple[int, ...]:
     return tuple(round(ago * spec.step_time_s * 1e9) for ago in range(1, steps))
 
 
-def match_robot(robot: Robot, spec: BundleSpec, bundle_folder: str | Path) -> RobotMatch:
+def match_robot(robot: Robot, spec: BundleSpec, bundle_place: str | Path) -> RobotMatch:
     """Bring a robot file and a bundle together.
 
-    Messages name `bundle_folder`.
+    Messages name `bundle_place`: the bundle's folder, or the address of the server that has it.
 
     Raises:
         MatchError: a camera, state, action or pose of the policy that the robot file does not have,
             units that cannot be converted, an output that cannot be filled, or limits that make no
             sense together.
     """
-    return _Matcher(robot, spec, Path(bundle_folder) / SPEC_FILE).match()
+    return _Matcher(robot, spec, f'{bundle_place}/{SPEC_FILE}').match()
 
 
 # So many unknown names may be slips; of more, and most of all, the files are of two robots.
@@ -231,7 +231,7 @@ _SLIPS = 4
 class _Matcher:
     """Collects every mismatch, so that the files can be mended in one go."""
 
-    def __init__(self, robot: Robot, spec: BundleSpec, bundle_file: Path) -> None:
+    def __init__(self, robot: Robot, spec: BundleSpec, bundle_file: str) -> None:
         self._robot = robot
         self._spec = spec
         self._bundle_file = bundle_file

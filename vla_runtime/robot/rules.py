@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from vla_runtime.execution.leader import LeaderParameters
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.robot.schema import (
@@ -19,13 +20,16 @@ from vla_runtime.robot.schema import (
     POSE_KINDS,
     JointCommand,
     JointStateTopic,
+    LeaderButton,
     RobotCamera,
     RobotJoint,
+    RobotLeader,
     RobotOutput,
     RobotPose,
     RobotSpec,
     SpeedScalingTopic,
     command_scaling,
+    leader_scaling,
 )
 
 # Messages kept while a node is busy: at its rates many seconds of them.
@@ -47,6 +51,7 @@ _FASTEST_CONTROLLER_HZ = 10_000.0
 _TOPICS_OF_ROS = ('clock', 'diagnostics', 'parameter_events', 'rosout', 'tf', 'tf_static')
 _TOPICS = ('action_chunk', 'committed_plan')
 _PRIVATE_TOPICS = ('~/instruction', '~/current_instruction', '~/description', '~/report')
+_SINGLE = ('speed_scaling', 'leader', 'leader.button')
 _NODES = ('vla_policy', 'vla_executor', 'vla_recorder')
 # ROS 2 takes 247 characters of a topic; the rest is for the nodes' namespace.
 _LONGEST_NAME = 200
@@ -84,6 +89,8 @@ def check_robot(robot: RobotSpec) -> None:
         _check_output(f'outputs[{index}]', output)
         _check_fields_of_kind(f'outputs[{index}]', output)
     for index, camera in enumerate(robot.cameras):
+        if camera.rate_hz is not None and not 0.0 < camera.rate_hz < math.inf:
+            raise FieldError(f'cameras[{index}].rate_hz', 'must be above 0')
         if camera.encoding is not None and camera.type == 'compressed':
             raise FieldError(
                 f'cameras[{index}].encoding',
@@ -93,6 +100,9 @@ def check_robot(robot: RobotSpec) -> None:
         raise FieldError(
             'speed_scaling.full', f'{robot.speed_scaling.full:g} where more than 0 is expected'
         )
+    _check_home(robot)
+    if robot.leader is not None:
+        _check_leader(robot, robot.leader)
     _check_joint_states(robot)
     _check_what_outputs_carry(robot)
 
@@ -189,6 +199,52 @@ def check_with_limits(where: str, joint: RobotJoint, lower: float, upper: float)
 def needed_limits(joint: RobotJoint) -> tuple[str, ...]:
     """Return the limits without which a joint is not moved: the robot file's, or the URDF's."""
     return ('velocity',) if joint.continuous else ('lower', 'upper', 'velocity')
+
+
+def _check_home(robot: RobotSpec) -> None:
+    _require_known('home', 'joints', robot.home, [joint.name for joint in robot.joints])
+    for name, position in robot.home.items():
+        joint = robot.joint(name)
+        if joint.lower is not None and joint.upper is not None:
+            check_home(joint, position, joint.lower, joint.upper)
+
+
+def check_home(joint: RobotJoint, position: float, lower: float, upper: float) -> None:
+    """Raise FieldError for a home position outside the joint's limits, in its unit."""
+    if not lower <= position <= upper:
+        raise FieldError(
+            f'home.{joint.name}',
+            f'{position:g} {joint.unit} is outside of the limits {lower:g} to {upper:g}',
+        )
+
+
+def _check_leader(robot: RobotSpec, leader: RobotLeader) -> None:
+    _require_some('leader.joints', leader.joints, 'which joints does it lead?')
+    names = [joint.name for joint in robot.joints]
+    led: dict[str, int] = {}
+    called: dict[str, int] = {}
+    for index, item in enumerate(leader.joints):
+        where = f'leader.joints[{index}]'
+        _require_known(f'{where}.joint', 'joints', (item.joint,), names)
+        _require_one_source(f'{where}.joint', 'is led by joints', (item.joint,), index, led)
+        joint = robot.joint(item.joint)
+        name = item.name or joint.in_messages
+        _require_short(f'{where}.name', name)
+        _require_one_source(f'{where}.name', 'is the name of joints', (name,), index, called)
+        if (item.zero is None) != (item.one is None):
+            missing = 'zero' if item.zero is None else 'one'
+            raise FieldError(f'{where}.{missing}', 'is missing: zero and one go together')
+        if item.zero is not None and item.zero == item.one:
+            raise FieldError(f'{where}.one', f'is the same number as zero ({item.zero:g})')
+        try:
+            leader_scaling(item, joint)
+        except FieldError as error:
+            field = error.field.removeprefix('command.')
+            raise FieldError(f'{where}.{field}', error.message) from None
+    if (leader.engage == 'button') != (leader.button is not None):
+        word = 'is missing' if leader.button is None else 'has no use'
+        raise FieldError('leader.button', f"{word}: it goes together with 'engage: button'")
+    LeaderParameters(tuple(led), leader.mode, leader.engage, leader.timeout_s)
 
 
 def _check_pose(where: str, pose: RobotPose, robot: RobotSpec) -> None:
@@ -398,7 +454,15 @@ def _check_topics(robot: RobotSpec) -> None:
     taken: dict[str, tuple[str, str]] = {}
     groups: dict[
         str,
-        Sequence[JointStateTopic | RobotCamera | RobotOutput | RobotPose | SpeedScalingTopic],
+        Sequence[
+            JointStateTopic
+            | RobotCamera
+            | RobotOutput
+            | RobotPose
+            | SpeedScalingTopic
+            | RobotLeader
+            | LeaderButton
+        ],
     ]
     groups = {
         'joint_states': robot.joint_states,
@@ -406,10 +470,14 @@ def _check_topics(robot: RobotSpec) -> None:
         'outputs': robot.outputs,
         'poses': robot.poses,
         'speed_scaling': () if robot.speed_scaling is None else (robot.speed_scaling,),
+        'leader': () if robot.leader is None else (robot.leader,),
+        'leader.button': (
+            () if robot.leader is None or robot.leader.button is None else (robot.leader.button,)
+        ),
     }
     for field, items in groups.items():
         for index, item in enumerate(items):
-            where = 'speed_scaling.topic' if field == 'speed_scaling' else f'{field}[{index}].topic'
+            where = f'{field}.topic' if field in _SINGLE else f'{field}[{index}].topic'
             topic = item.topic
             if topic is None:
                 continue

@@ -6,14 +6,15 @@ Only words and shapes are here; what belongs together is checked in `rules`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
 
 from vla_runtime.execution.column_model import StartParameters
+from vla_runtime.execution.leader import Engage, LeaderMode
 from vla_runtime.execution.limits import LimitActions
 from vla_runtime.execution.stopping import StopActions
 from vla_runtime.files.field_error import FieldError
@@ -179,6 +180,8 @@ class RobotCamera:
         width: pixels, checked on each frame when given.
         height: pixels, checked on each frame when given.
         encoding: meaning of the bytes of raw images whose own encoding is 8UC1 to 8UC4.
+        rate_hz: frames a second that its driver is set to; `vla_runtime doctor` says when fewer
+            come. Where left out, it compares with the policy's steps a second.
     """
 
     name: str
@@ -191,6 +194,7 @@ class RobotCamera:
     stamp: StampSource = 'header'
     encoding: ImageEncoding | None = None
     aliases: tuple[str, ...] = ()
+    rate_hz: float | None = None
 
 
 @dataclass(frozen=True)
@@ -318,6 +322,55 @@ class SpeedScalingTopic:
 
 
 @dataclass(frozen=True)
+class LeaderJoint:
+    """One joint of a leader, and the robot's joint that it leads.
+
+    Attributes:
+        joint: the robot's joint.
+        name: name in the leader's messages; the joint's own there where left out.
+        unit: unit of its number; the joint's where left out.
+        zero, one: its numbers at the robot joint's own `zero` and `one`; see `JointCommand`.
+    """
+
+    joint: str
+    name: str | None = None
+    unit: JointUnit | None = None
+    zero: float | None = None
+    one: float | None = None
+
+
+@dataclass(frozen=True)
+class LeaderButton:
+    """A button that is held to lead (`sensor_msgs/Joy`); `number` counts from 0."""
+
+    topic: str
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class RobotLeader:
+    """Another arm, which a person leads the robot by.
+
+    Attributes:
+        topic: its measured positions (`sensor_msgs/JointState`); relative topics are in the node's
+            namespace.
+        mode: `offset` keeps the distance that it has from the robot when it takes over; `absolute`
+            brings the robot to where the leader is, slowly.
+        engage: what lets it take over beside `~/take_over`: `service` nothing, `button` a button
+            that is held, `motion` its own, until it has rested for a second.
+        timeout_s: without a usable message for so long it is lost, and the robot is paused.
+    """
+
+    topic: str
+    joints: tuple[LeaderJoint, ...]
+    mode: LeaderMode = 'offset'
+    engage: Engage = 'service'
+    button: LeaderButton | None = None
+    stamp: StampSource = 'header'
+    timeout_s: float = 0.3
+
+
+@dataclass(frozen=True)
 class RobotSpec:
     """Contents of a robot file.
 
@@ -331,6 +384,9 @@ class RobotSpec:
         on_stop: way to stop, by cause: brake along the plan, or freeze at once.
         restart_after_outage_s: a loss of joint states, of the policy's answers or of control ticks
             that lasts longer stops the robot until it is started again.
+        home: position of each joint, in its unit, to which `~/home` sends the robot; joints that
+            are left out stay where they are.
+        leader: another arm, which a person leads the robot by.
         urdf: path of a URDF, relative to the robot file, whose limits are never exceeded.
         speed_scaling: topic of the speed scaling that the executor follows. A
             `joint_trajectory_controller` that scales by itself needs none.
@@ -347,6 +403,8 @@ class RobotSpec:
     on_violation: LimitActions = field(default_factory=LimitActions)
     on_stop: StopActions = field(default_factory=StopActions)
     restart_after_outage_s: float = 1.5
+    home: Mapping[str, float] = field(default_factory=dict)
+    leader: RobotLeader | None = None
     urdf: str | None = None
     speed_scaling: SpeedScalingTopic | None = None
 
@@ -435,3 +493,12 @@ def _ends(joint: RobotJoint) -> tuple[float, float]:
         f"is the command at the position 'zero' of '{joint.name}', which is missing: give the "
         f"joint 'zero' and 'one' too, in {joint.unit}",
     )
+
+
+def leader_scaling(item: LeaderJoint, joint: RobotJoint) -> tuple[float, float]:
+    """Return scale and offset: the leader's number = the joint's position * scale + offset.
+
+    FieldError as of `command_scaling`.
+    """
+    number = JointCommand(item.name, item.unit, item.zero, item.one)
+    return command_scaling(replace(joint, command=number))

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING
 from vla_runtime.cli._files import bundle_folder, make_folder, output_folder
 from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
+from vla_runtime.cli._server import add_server_arguments, is_server, server_at
 from vla_runtime.files.atomic_write import WriteError
 from vla_runtime.processes.interrupt import Interrupt, interruptible
 from vla_runtime.recording.bag_writer import Reserve
 from vla_tabletop.demo.console import say
+from vla_tools.cli.view import VIEW_PORT
 
 if TYPE_CHECKING:
     from vla_tabletop.demo.options import DemoOptions
@@ -39,12 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--out', type=output_folder, metavar='DIR', help='new folder (default: demo_runs/DATE_TIME)'
     )
     parser.add_argument(
-        '--bundle', type=Path, metavar='DIR', help="policy bundle (default: the demo's)"
+        '--bundle',
+        metavar='DIR',
+        help="policy bundle (default: the demo's), or ws://HOST:PORT of a server that has it "
+        '(vla_runtime serve)',
     )
     parser.add_argument('--robot', default='tabletop', help='robot file (default: tabletop)')
     parser.add_argument(
         '--backend',
-        default='torch',
         help='runs the networks: torch or onnxruntime on the CPU (ONNX files that the bundle lacks '
         'are exported once, to $XDG_CACHE_HOME/vla_runtime or ~/.cache/vla_runtime), or tensorrt '
         "on the GPU, with engines that 'vla_runtime build' made; auto: the first in order that "
@@ -70,6 +74,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='keep every frame that an inference used, so that the bag can be replayed '
         '(vla_runtime replay); the bag goes to DIR (default: bag in --out)',
     )
+    group = add_server_arguments(parser)
+    group.add_argument(
+        '--jpeg-quality',
+        type=between(0, 100),
+        default=0,
+        metavar='Q',
+        help='of the images on their way to the server (default: 0, raw)',
+    )
+    parser.add_argument(
+        '--view',
+        nargs='?',
+        type=between(1, 65535),
+        const=VIEW_PORT,
+        metavar='PORT',
+        help=f'show it on a page, http://127.0.0.1:PORT (default: {VIEW_PORT})',
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -88,8 +108,15 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
         options = _options(arguments)
         check_options(options)
         # The nodes may be started elsewhere.
-        options = replace(options, bundle=options.bundle.resolve())
+        options = replace(
+            options,
+            bundle=options.bundle.resolve(),
+            key_file=options.key_file and options.key_file.expanduser().resolve(),
+            ca_file=options.ca_file and options.ca_file.expanduser().resolve(),
+        )
         require_packages('rclpy', 'mujoco', 'rosbags', 'matplotlib')
+        if options.view_port is not None:
+            require_packages('viser', 'yourdfpy')
         make_folder(options.out, '--out')
 
         import vla_tabletop.sim.gl  # noqa: F401  (whether the simulated cameras can be rendered)
@@ -130,24 +157,33 @@ def _options(arguments: argparse.Namespace) -> DemoOptions:
     from vla_tabletop.demo.options import DemoOptions
 
     out: Path = arguments.out or Path('demo_runs') / datetime.now().strftime('%Y-%m-%d_%H%M%S')
+    place: str | None = arguments.bundle
+    served = place is not None and is_server(place)
+    if served and arguments.backend is not None:
+        raise ValueError('--backend: the server decides what runs its policy; leave it out')
     return DemoOptions(
         seconds=arguments.seconds,
         out=out,
-        bundle=bundle_folder(arguments.bundle),
+        bundle=bundle_folder(None if served or place is None else Path(place)),
+        server=server_at(place, arguments) if served and place is not None else None,
+        key_file=arguments.key_file,
+        ca_file=arguments.ca_file,
+        jpeg_quality=arguments.jpeg_quality,
         robot=arguments.robot,
-        backend=arguments.backend,
+        backend=arguments.backend or 'torch',
         replan_interval=arguments.replan_interval,
         cfg_beta=arguments.cfg_beta,
         seed=arguments.seed,
         namespace=arguments.namespace.strip('/'),
         record=arguments.record is not None,
+        view_port=arguments.view,
         record_to=arguments.record if isinstance(arguments.record, Path) else None,
     )
 
 
 def _with_networks(options: DemoOptions) -> DemoOptions:
     """Return options whose bundle has the files of its backend; make missing ones."""
-    if options.backend != 'onnxruntime':
+    if options.backend != 'onnxruntime' or options.server is not None:
         return options
     from vla_convert.export.onnx.bundle import bundle_with_onnx
     from vla_runtime.files.cache_folder import cache_folder
@@ -170,7 +206,7 @@ def _report(options: DemoOptions, result: DemoResult, ended: str) -> None:
 
     telemetry = result.telemetry
     facts = {
-        'bundle': options.bundle.name,
+        'bundle': options.bundle.name if options.server is None else options.server.url,
         'robot': options.robot,
         'backend': options.backend,
         'seed': str(options.seed),

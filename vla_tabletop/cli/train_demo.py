@@ -198,7 +198,7 @@ def _train(
 ) -> dict[str, str]:
     import numpy as np
 
-    from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER
+    from vla_runtime.declarations.pi0_fast import ACTION_TOKENIZER
     from vla_tabletop.training.demo_bundle import TOKENIZER_FILE, write_demo_bundle
     from vla_tabletop.training.loss_plot import plot_losses
     from vla_tabletop.training.training import Training

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.rules import check_guidable
+from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.candidates import candidates
 from vla_runtime.engines.devices import default_device
 from vla_runtime.engines.preflight import AUTO, check_backend, check_words
@@ -19,6 +20,8 @@ from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.files.package_files import share_folder
 from vla_runtime.inference.settings import MOST_BETA
 from vla_runtime.recording.topics import ImageMode
+from vla_runtime.remote.connection import ServerAddress, ServerLostError
+from vla_runtime.remote.link import fetch_contract
 from vla_runtime.robot.file import find_robot, load_robot
 from vla_runtime.robot.match import match_robot
 from vla_runtime.robot.schema import Robot
@@ -40,6 +43,10 @@ class DemoOptions:
         seed: of scenes and instructions.
         record: the bag gets every frame of an inference, for a replay.
         record_to: folder of the bag; None: `bag` in `out`.
+        server: where the policy is served, in place of `bundle` and `backend`; None: here.
+        key_file, ca_file: as the nodes' parameters `server_key_file` and `server_ca_file`.
+        jpeg_quality: of the images on their way to the server; 0: raw.
+        view_port: of the page that shows it; None: no page.
     """
 
     seconds: float
@@ -53,6 +60,16 @@ class DemoOptions:
     namespace: str
     record: bool = False
     record_to: Path | None = None
+    server: ServerAddress | None = None
+    key_file: Path | None = None
+    ca_file: Path | None = None
+    jpeg_quality: int = 0
+    view_port: int | None = None
+
+    @property
+    def place(self) -> str | Path:
+        """Where the policy is: its folder, or the address of its server."""
+        return self.bundle if self.server is None else self.server.url
 
     @property
     def device(self) -> str:
@@ -91,6 +108,28 @@ def check_options(options: DemoOptions) -> None:
             raise ValueError(
                 f'{options.out / name} is of an earlier demo: name another --out, or remove it'
             )
+    spec = _usable_spec(options)
+    robot = options.load_robot()
+    require_tabletop(robot)
+    match_robot(robot, spec, options.place)
+    if options.replan_interval is not None:
+        interval = ExecutorParameters(replan_interval=options.replan_interval)
+        interval.require_horizon(spec.real_horizon)
+    if options.cfg_beta is not None:
+        if not 1.0 <= options.cfg_beta <= MOST_BETA:
+            raise ValueError(f'--cfg-beta {options.cfg_beta:g}: expected 1 to {MOST_BETA:g}')
+        check_guidable(spec, '--cfg-beta')
+
+
+def _usable_spec(options: DemoOptions) -> BundleSpec:
+    """Return the policy's `policy.yaml`, once it is known that its networks can be run."""
+    if options.server is not None:
+        try:
+            return fetch_contract(options.server).spec
+        except ServerLostError as error:
+            raise ValueError(f'--bundle: {error}') from None
+    if options.jpeg_quality:
+        raise ValueError('--jpeg-quality: is of the images to a server (--bundle ws://HOST:PORT)')
     check_words(options.backend, AUTO)
     if options.backend != AUTO:
         check_backend(options.backend, options.device)
@@ -98,14 +137,4 @@ def check_options(options: DemoOptions) -> None:
     if options.backend == AUTO:
         # Raises where nothing here can run it; the node chooses.
         candidates(bundle, AUTO, options.device, AUTO)
-    spec = bundle.spec
-    robot = options.load_robot()
-    require_tabletop(robot)
-    match_robot(robot, spec, options.bundle)
-    if options.replan_interval is not None:
-        interval = ExecutorParameters(replan_interval=options.replan_interval)
-        interval.require_horizon(spec.horizon)
-    if options.cfg_beta is not None:
-        if not 1.0 <= options.cfg_beta <= MOST_BETA:
-            raise ValueError(f'--cfg-beta {options.cfg_beta:g}: expected 1 to {MOST_BETA:g}')
-        check_guidable(spec, '--cfg-beta')
+    return bundle.spec

@@ -23,6 +23,8 @@ MEANINGS: dict[ChunkRefusal, str] = {
     'when the answer to the last request is still on its way',
     ChunkRefusal.HOLDING: 'the robot was held by a fault that passes by itself, or coming to rest',
     ChunkRefusal.APPROACHING: 'the robot was still on its way to where a plan may begin',
+    ChunkRefusal.PAUSED: 'a person had paused the robot, or it was on its way home',
+    ChunkRefusal.LEADING: 'a leader led the robot',
     ChunkRefusal.OTHER_EPISODE: 'it answers a request of an episode that has ended',
     ChunkRefusal.DUPLICATE: 'the same chunk came before',
     ChunkRefusal.REQUEST_CLOSED: 'its request was given up after request_timeout_s, was answered '

@@ -31,7 +31,7 @@ from vla_runtime.nodes.node_main import MODULES
 from vla_runtime.nodes.node_runner import make_executor
 from vla_runtime.nodes.recorder.topic_recorder import TopicRecorder
 from vla_runtime.processes.interrupt import Interrupt
-from vla_runtime.processes.supervisor import ChildDiedError, Supervisor
+from vla_runtime.processes.supervisor import Child, ChildDiedError, Supervisor
 from vla_runtime.recording.frame_store import DEFAULT_FRAME_BYTES
 from vla_runtime.recording.recording import Recording, RecordingLimits
 from vla_runtime.robot.schema import Robot
@@ -185,6 +185,8 @@ class _Session:
         self._say = say
         self._assignments = assignments(options.seed)
         self._supervisor = Supervisor(options.out / 'log', self._note_unwritten)
+        # Whatever becomes of it, the demo goes on.
+        self._view: Child | None = None
         self._begun_s: float | None = None
         # Deadline of the robot's hold; None before the end.
         self._give_up_s: float | None = None
@@ -236,6 +238,8 @@ class _Session:
         first = next(self._assignments)
         self._start_nodes(first)
         self._say('starting policy, executor and tabletop robot ...')
+        if self._options.view_port is not None:
+            self._start_view(self._options.view_port)
         self._configure(operator)
         operator.activate('vla_policy')
         self._result.parameters = {name: operator.parameters(name) for name in _NODES}
@@ -244,6 +248,8 @@ class _Session:
             self._drive(operator, first)
         finally:
             self._end_motion(operator)
+            if self._view is not None:
+                self._view.stop()
             recorder.finish()
 
     def _configure(self, operator: Operator) -> None:
@@ -291,8 +297,12 @@ class _Session:
 
     def _start_nodes(self, first: Assignment) -> None:
         options, config = self._options, share_folder() / 'config'
-        common = ['-p', f'bundle:={options.bundle}', '-p', f'robot:={self._robot.file}']
-        policy = [*common, '-p', f'backend:={options.backend}', '-p', f'device:={options.device}']
+        common = [*_served(options), '-p', f'robot:={self._robot.file}']
+        policy = list(common)
+        if options.server is None:
+            policy += ['-p', f'backend:={options.backend}', '-p', f'device:={options.device}']
+        else:
+            policy += ['-p', 'backend:=remote', '-p', f'jpeg_quality:={options.jpeg_quality}']
         if options.cfg_beta is not None:
             policy += ['-p', f'cfg_beta:={options.cfg_beta:f}']
         executor = list(common)
@@ -309,6 +319,15 @@ class _Session:
                 MODULES[f'{name}_node'],
                 ['--ros-args', '-r', f'__ns:=/{options.namespace}', *arguments],
             )
+
+    def _start_view(self, port: int) -> None:
+        namespace = f'/{self._options.namespace}'
+        arguments = ['view', '--namespace', namespace, '--robot', str(self._robot.file)]
+        log = self._options.out / 'log' / 'view.log'
+        self._view = Child(
+            'view', 'vla_runtime', [*arguments, '--port', str(port)], log, self._note_unwritten
+        )
+        self._say(f'page: http://127.0.0.1:{port}')
 
     def _drive(self, operator: Operator, first: Assignment) -> None:
         assignment, is_first = first, True
@@ -393,3 +412,15 @@ class _Session:
         self._result.unwritten.append(text)
         self._result.telemetry.problems.append(text)
         self._say(f'error: {text}')
+
+
+def _served(options: DemoOptions) -> list[str]:
+    """Return the parameters, which both nodes have, of where the policy is."""
+    if options.server is None:
+        return ['-p', f'bundle:={options.bundle}']
+    given = {
+        'server': options.server.url,
+        'server_key_file': options.key_file,
+        'server_ca_file': options.ca_file,
+    }
+    return [word for name, value in given.items() if value for word in ('-p', f'{name}:={value}')]

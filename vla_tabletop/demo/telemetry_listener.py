@@ -77,7 +77,8 @@ class TelemetryListener:
             )
 
     def _on_handover(self, message: DiagnosticArray, _: int) -> None:
-        self._telemetry.handovers += map(read_handover, message.status)
+        seams = (status for status in message.status if status.name.endswith(': seam'))
+        self._telemetry.handovers += map(read_handover, seams)
 
     def _on_verdict(self, message: DiagnosticArray, now_ns: int) -> None:
         for status in message.status:

@@ -1,7 +1,8 @@
 """`tabletop_node`: the simulated tabletop robot, as its drivers and controllers would be.
 
-It publishes the robot file's joint states (100 Hz) and cameras, `~/report` (one DiagnosticArray an
-instruction: the simulator's verdict) and `/diagnostics`. It subscribes to the robot file's outputs
+It publishes the robot file's joint states (100 Hz) and cameras, `robot_description` (its URDF,
+latched), `~/report` (one DiagnosticArray an instruction: the simulator's verdict) and
+`/diagnostics`. It subscribes to the robot file's outputs
 and the policy's current instruction. Service `~/reset` begins the scene of parameters `seed` and
 `variant`.
 
@@ -136,6 +137,8 @@ class TabletopNode(Node):
     def _make_publishers(self) -> None:
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', RELIABLE)
         self._report = self.create_publisher(DiagnosticArray, '~/report', RELIABLE)
+        shape = self.create_publisher(String, 'robot_description', LATCHED)
+        shape.publish(String(data=self._world.urdf()))
         self._joint_states: list[tuple[Any, list[str], np.ndarray]] = []
         for source in self._robot.joint_states:
             names = source.joints or tuple(joint.name for joint in self._robot.joints)

@@ -48,7 +48,7 @@ def policy_chunk(
         try:
             actions, _ = policy.infer(observe(world, task.instruction), settings=settings)
         except AnswerError:
-            return np.tile(world.joint_positions, (policy.spec.horizon, 1))
+            return np.tile(world.joint_positions, (policy.spec.real_horizon, 1))
         return actions.actions[:, [actions.names.index(name) for name in world.joint_names]]
 
     return chunk

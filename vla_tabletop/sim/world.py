@@ -23,6 +23,7 @@ from vla_tabletop.sim.scene import (
     Variant,
     sample_scene,
 )
+from vla_tabletop.sim.urdf import tabletop_urdf
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,10 @@ class Tabletop:
         self._place_cameras(scene)
         mujoco.mj_forward(self._model, self._data)
         return self.state()
+
+    def urdf(self) -> str:
+        """Return the arm and the table as a URDF, for programs that show robots."""
+        return tabletop_urdf(self._nominal)
 
     def step(self, command_rad: np.ndarray) -> None:
         """Hold these position setpoints for one control period.

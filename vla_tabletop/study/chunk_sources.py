@@ -52,7 +52,7 @@ class PolicySource:
         self._policy = Policy.load(bundle, backend, precision=precision, threads=1)
         self._policy.warm_up()
         self.action_names = tuple(action.name for action in self._policy.spec.actions)
-        self.horizon = self._policy.spec.horizon
+        self.horizon = self._policy.spec.real_horizon
         self.cache_use = CacheUse()
         self._image_blind = False
         self._first_images: Mapping[str, np.ndarray | None] | None = None

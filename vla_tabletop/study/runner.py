@@ -173,7 +173,7 @@ def _run_batch(task: tuple[Run, int, int]) -> tuple[int, int, list[EpisodeResult
 
 
 def bundle_identity(bundle: Path) -> str:
-    """SHA-256 of all that a bundle does; see `bundle.identity`."""
+    """SHA-256 of all that a bundle does; see `bundle.success.spec_identity`."""
     return spec_identity(read_bundle(bundle, verify=False).spec)
 
 

@@ -21,8 +21,8 @@ from vla_runtime.bundle.schema import (
     NormalisationSpec,
 )
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
-from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.family.declaration import PolicyDims
+from vla_runtime.models.base.flow_network import FlowNetwork
 from vla_runtime.policy import Policy
 from vla_tabletop.sim.closed_loop import run_seeds
 from vla_tabletop.sim.gl import mujoco

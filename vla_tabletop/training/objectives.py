@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.attention import attend
-from vla_runtime.families.flow_network import FlowNetwork, SinglePassNetwork
-from vla_runtime.families.token_network import TokenNetwork
-from vla_runtime.families.traced_shapes import repeat_prefix
 from vla_runtime.family.declaration import Family, PolicyDims, scheduler_of
 from vla_runtime.family.noise_schedule import NoiseScheduler
+from vla_runtime.models.base.flow_network import FlowNetwork, SinglePassNetwork
+from vla_runtime.models.base.token_network import TokenNetwork
+from vla_runtime.models.blocks.attention import attend
+from vla_runtime.models.shapes.traced_shapes import repeat_prefix
 from vla_tabletop.training.recipes.recipe import Prefix
 from vla_tabletop.training.samples import PATCH_SIZE
 from vla_tabletop.training.vocabulary import Answers
@@ -248,10 +248,10 @@ def answer_logits(network: TokenNetwork, past: Mapping[str, Tensor], tokens: Ten
     seen = torch.cat([mask[:, None].expand(-1, count, -1), before], dim=2)
     x = network.language.embed(tokens)
     for layer, block in enumerate(network.language.layers):
-        q, k, v, *gate = block.project(x, rotation)
+        q, k, v = block.project(x, rotation)
         keys = torch.cat([past['prefix_key'][layer], k], dim=2)
         values = torch.cat([past['prefix_value'][layer], v], dim=2)
-        x = block.combine(x, attend(q, keys, values, seen), *gate)
+        x = block.combine(x, attend(q, keys, values, seen))
     return torch.cat([past['logits'][:, None], network.token_logits(x)], dim=1)
 
 
@@ -268,7 +268,9 @@ def chunk_objective(
     if family.head == 'flow':
         return FlowObjective(draws, step_weight)
     if family.has_scheduler:
-        return DiffusionObjective(draws, step_weight, scheduler_of(dims))
+        scheduler = scheduler_of(dims)
+        assert isinstance(scheduler, NoiseScheduler), 'no recipe trains another head'
+        return DiffusionObjective(draws, step_weight, scheduler)
     return ChunkObjective(step_weight)
 
 

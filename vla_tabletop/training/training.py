@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from vla_runtime.families.diffusion_network import advance
-from vla_runtime.families.flow_network import FlowNetwork, build_network
-from vla_runtime.families.token_network import TokenNetwork
-from vla_runtime.family.declaration import scheduler_of
+from vla_runtime.family.step_schedule import chosen_scheduler
 from vla_runtime.files.atomic_write import atomic_write
+from vla_runtime.models.base.diffusion_network import advance
+from vla_runtime.models.base.flow_network import FlowNetwork, build_network
+from vla_runtime.models.base.token_network import TokenNetwork
 from vla_tabletop.training.objectives import (
     GROUND_WEIGHT,
     GroundObjective,
@@ -315,7 +315,7 @@ def _denoised(
     """Chunks (B, H, A) from noise x, with the recommended steps."""
     if recipe.family.has_scheduler:
         # Without noise of their own, whatever the scheduler of training.
-        scheduler = replace(scheduler_of(network.dims), kind='ddim')
+        scheduler = chosen_scheduler(network.dims, 'ddim')
         ones, zero = torch.ones(1, device=x.device), torch.zeros_like(x)
         for t, update in zip(
             scheduler.timesteps(_CHECK_STEPS), scheduler.updates(_CHECK_STEPS), strict=True

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.families.pi0_fast.declaration import Pi0FastDims
+from vla_runtime.declarations.pi0_fast import Pi0FastDims
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.atomic_write import write_bytes, write_text
 from vla_runtime.processing.fast_tokens import AnswerError, FastScale, FastTokens, inverse_cosines

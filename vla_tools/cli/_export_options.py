@@ -132,7 +132,7 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
         '--pose-rotation',
         type=_rotation,
         metavar='FORM',
-        help=f'form of the rotation in --pose: {", ".join(ROTATIONS)}',
+        help=f'form of the rotation in --pose, or in poses of the folder: {", ".join(ROTATIONS)}',
     )
     group.add_argument(
         '--pose-frame',

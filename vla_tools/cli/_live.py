@@ -152,18 +152,23 @@ def _options(
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.nodes.player.steps import PolicyNodeOptions
     from vla_runtime.robot.file import for_replay
-    from vla_tools.replay.setup import fit_recording
+    from vla_tools.replay.setup import fit_recording, recorded_bundle
 
     description = run.inferences[0].description
     if any(one.description is not description for one in run.inferences):
         raise ValueError(
             f'{run.reader.path}: the policy node was started anew in it, and --live plays to one'
         )
+    if description.jpeg_quality:
+        raise ValueError(
+            f'{run.reader.path}: its images went to the server as JPEG, and --live plays them raw; '
+            'replay it without --live'
+        )
     robot = description.robot
     (folder / robot.file.name).write_text(for_replay(robot.text), encoding='utf-8')
     if robot.urdf is not None and robot.urdf_text is not None:
         (folder / Path(robot.urdf).name).write_text(robot.urdf_text, encoding='utf-8')
-    bundle = (changes.bundle or description.bundle).resolve()
+    bundle = (changes.bundle or recorded_bundle(description)).resolve()
     parameters = {
         'bundle': str(bundle),
         'robot': str(folder / robot.file.name),

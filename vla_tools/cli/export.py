@@ -158,6 +158,8 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
         check_attention(arguments.attention, arguments.onnx_precision, plan.spec)
     print(describe(plan.spec))
     print(line('weights', f'{len(plan.tensors)} tensors, {plan.weight_bytes / 1e6:,.1f} MB'))
+    for index, (name, place) in enumerate(plan.origins):
+        print(line('' if index else 'from', f'{name}: {place}'))
     for note in (*plan.notes, *bundle_notes(plan.spec, plan.statistics)):
         print(line('note', note))
     if arguments.dry_run:

@@ -8,6 +8,7 @@ examples:
   vla_runtime replay recordings/first --set cfg_beta=1.5
   vla_runtime replay recordings/first --backend onnxruntime --json result.json
   vla_runtime replay recordings/first --page replay.html
+  vla_runtime replay recordings/first --rerun replay.rrd
   vla_runtime replay recordings/first --live --rate 2
   vla_runtime replay recordings/first --bundle path/to/another
   vla_runtime replay any_bag --open-loop --bundle path/to/bundle --robot so101 \\
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from vla_tools.replay.page import ReplayPage
     from vla_tools.replay.recorded import RecordedRun
     from vla_tools.replay.rerun import ReplayedInference
+    from vla_tools.replay.rerun_log import RerunLog
     from vla_tools.replay.setup import Changes
     from vla_tools.replay.summary import ReplaySummary
     from vla_tools.replay.units import Json, Unit
@@ -86,6 +88,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=output_file,
         metavar='FILE',
         help='write an HTML page: chunks over the images that they saw, latency, holds, hand-overs',
+    )
+    parser.add_argument(
+        '--rerun',
+        type=_rerun_target,
+        metavar='FILE',
+        help='write it for the Rerun viewer, FILE.rrd, or send it to one: rerun+http://HOST:PORT/'
+        'proxy (needs rerun-sdk)',
     )
     parser.add_argument(
         '--out',
@@ -210,11 +219,12 @@ def _check_together(arguments: argparse.Namespace, several: bool) -> None:
         raise ValueError(
             '--live plays one recording here: not several, no --open-loop, --ray or --out'
         )
-    if arguments.page and (arguments.open_loop or several):
-        raise ValueError(
-            '--page shows the replay of one recording here: not several, no --open-loop, --ray or '
-            '--out'
-        )
+    for option, value in (('--page', arguments.page), ('--rerun', arguments.rerun)):
+        if value and (arguments.open_loop or several):
+            raise ValueError(
+                f'{option} shows the replay of one recording here: not several, no --open-loop, '
+                '--ray or --out'
+            )
     if arguments.page and arguments.page == arguments.json:
         raise ValueError(f'--page and --json are both {arguments.page}: name two files')
     for option, value in (
@@ -365,6 +375,7 @@ def _replay(path: Path, changes: Changes, arguments: argparse.Namespace) -> Repl
     run = read_run(BagReader(path), arguments.node)
     summary = ReplaySummary(str(path), run.node)
     page = _page(len(run.inferences)) if arguments.page else None
+    rerun_log = _rerun_log(arguments.rerun, path.name) if arguments.rerun else None
     replay = Replay(run, changes)
     bar = tqdm(
         replay.inferences(),
@@ -379,19 +390,36 @@ def _replay(path: Path, changes: Changes, arguments: argparse.Namespace) -> Repl
         summary.add(found)
         if page is not None:
             page.add(found)
+        if rerun_log is not None:
+            rerun_log.add(found)
         if arguments.live and not isinstance(found, SkippedInference):
             recorded = found.recorded
             key = recorded.episode, recorded.number, recorded.stamp_ns
             # Without images, to save memory.
             offline[key] = replace(found, messages={})
     summary.finish(run, tuple(replay.differences), perf_counter() - begin_s)
-    if page is not None:
+    if page is not None or rerun_log is not None:
         from vla_tools.replay.page import read_events
 
-        page.write(arguments.page, summary, read_events(run.reader, run.node))
+        events = read_events(run.reader, run.node)
+        if page is not None:
+            page.write(arguments.page, summary, events)
+        if rerun_log is not None:
+            rerun_log.finish(events)
     if arguments.live and run.inferences:
         summary.live = _live(run, changes, offline, arguments.rate or 0.0)
     return summary
+
+
+def _rerun_log(target: str, name: str) -> RerunLog:
+    require_packages('rerun')
+    from vla_tools.replay.rerun_log import RerunLog
+
+    return RerunLog(target, name)
+
+
+def _rerun_target(text: str) -> str:
+    return text if '://' in text else str(output_file(text))
 
 
 def _page(inferences: int) -> ReplayPage:

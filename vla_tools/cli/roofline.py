@@ -54,7 +54,7 @@ from vla_tools.cli._roofline_lines import describe
 from vla_tools.performance.devices import DEVICES, GIB, MATRIX_BYTES
 
 if TYPE_CHECKING:
-    from vla_runtime.families.counts import PolicyCounts
+    from vla_runtime.family.counts import PolicyCounts
     from vla_runtime.family.declaration import PolicyDims
     from vla_runtime.family.performance_figures import Kernels
     from vla_tools.performance.devices import Device
@@ -290,7 +290,7 @@ def _build_on(device: Device, largest: int) -> dict[str, Any]:
 def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
     """Return the policy that the command line names, as it is to run, and its dimensions."""
     from vla_runtime.bundle.folder import read_bundle
-    from vla_runtime.families.operation_counts import count_operations, counts_of
+    from vla_runtime.models.shapes.operation_counts import count_operations, counts_of
     from vla_tools.performance.roofline import COUNTED_PRECISIONS
 
     published, views = preset(arguments.model), arguments.views

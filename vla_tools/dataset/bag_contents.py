@@ -22,6 +22,7 @@ from vla_runtime.recording.topics import (
     IMAGE_TYPES,
     INSTRUCTIONS,
     JOINT_STATE,
+    PLAN_TYPES,
     STRING,
     Namespace,
     camera_topics,
@@ -29,7 +30,8 @@ from vla_runtime.recording.topics import (
 )
 from vla_runtime.robot.match import command_units
 from vla_runtime.robot.schema import Robot, RobotCamera, RobotOutput, is_received
-from vla_tools.dataset.bag_facts import COMMAND_KINDS, DIAGNOSTICS, TRAJECTORY, find_topics
+from vla_tools.dataset.bag_facts import COMMAND_KINDS, DIAGNOSTICS, find_topics
+from vla_tools.dataset.drivers import DriverChange, Drivers, changes_of
 from vla_tools.dataset.layout import DatasetError
 
 # --- Time series of measured or commanded numbers
@@ -104,6 +106,7 @@ class BagContents:
         missing_outputs: topics of the outputs not recorded.
         frames: camera to the times of its frames, (n,) int64, rising.
         events: rising in time.
+        drivers: who drove when.
     """
 
     reader: BagReader
@@ -115,6 +118,7 @@ class BagContents:
     cameras: dict[str, RobotCamera]
     frames: dict[str, np.ndarray]
     events: list[Event]
+    drivers: Drivers
 
 
 def read_contents(reader: BagReader, robot: Robot, namespace: str | None = None) -> BagContents:
@@ -154,7 +158,7 @@ class _EpisodeCollector:
             *((source.topic, JOINT_STATE) for source in robot.joint_states),
             *outputs,
             *((name, STRING) for name in INSTRUCTIONS),
-            ('committed_plan', TRAJECTORY),
+            *(('committed_plan', kind) for kind in PLAN_TYPES),
             ('report', DIAGNOSTICS),
         }
 
@@ -200,6 +204,7 @@ class _EpisodeCollector:
             events=sorted(
                 self._events(clock, topics.instructions), key=lambda event: event.time_ns
             ),
+            drivers=Drivers(self._driver_changes(clock)),
         )
 
     def _find(self, names: Sequence[str], types: Sequence[str]) -> str | None:
@@ -255,19 +260,27 @@ class _EpisodeCollector:
             topic = self._topics[instructions]
             for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
                 events.append(event(time_ns, 'instruction', text=message.data.strip()))
-        plans = self._find(('committed_plan',), (TRAJECTORY,))
+        plans = self._find(('committed_plan',), PLAN_TYPES)
         episode: int | None = None
         for time_ns, plan in self._trajectories(plans, message_to_plan):
             if plan.episode != episode:
                 episode = plan.episode
                 events.append(event(time_ns, 'episode'))
+        for time_ns, message in self._reports():
+            success = _verdict(message)
+            if success is not None:
+                events.append(event(time_ns, 'verdict', success=success))
+        return events
+
+    def _driver_changes(self, clock: BagClock) -> Iterator[DriverChange]:
+        for time_ns, message in self._reports():
+            yield from changes_of(message, int(clock.at(np.array([time_ns]))[0]))
+
+    def _reports(self) -> Iterator[tuple[int, Any]]:
+        """Yield the robot's reports with the times of their recording."""
         for name, topic in self._topics.items():
             if is_topic(name, 'report') and not self._namespace.is_other(name):
-                for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
-                    success = _verdict(message)
-                    if success is not None:
-                        events.append(event(time_ns, 'verdict', success=success))
-        return events
+                yield from zip(topic.times_ns, topic.items, strict=True)
 
     def _trajectories(self, name: str | None, read: Callable[[Any], Any]) -> list[tuple[int, Any]]:
         if name is None:

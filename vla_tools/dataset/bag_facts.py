@@ -20,10 +20,12 @@ from vla_runtime.nodes.policy.description import (
 )
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.topics import (
+    CHUNK_TYPES,
     IMAGE_TYPES,
     INSTRUCTIONS,
     JOINT_STATE,
     STRING,
+    TRAJECTORY,
     Namespace,
     Source,
     camera_topics,
@@ -34,10 +36,7 @@ from vla_runtime.recording.topics import (
 from vla_runtime.robot.schema import Robot
 from vla_tools.dataset.layout import DatasetError
 
-TRAJECTORY, DIAGNOSTICS = (
-    'trajectory_msgs/msg/JointTrajectory',
-    'diagnostic_msgs/msg/DiagnosticArray',
-)
+DIAGNOSTICS = 'diagnostic_msgs/msg/DiagnosticArray'
 COMMAND_KINDS: Mapping[str, str] = {
     'joint_trajectory': TRAJECTORY,
     'float64_multi_array': 'std_msgs/msg/Float64MultiArray',
@@ -140,7 +139,7 @@ def read_facts(reader: BagReader, robot: Robot | None, namespace: str | None) ->
 
     def wanted(topic: str, kind: str) -> bool:
         kinds[topic] = kind
-        if kind == TRAJECTORY:
+        if kind in CHUNK_TYPES:
             return topic not in chunks and is_topic(topic, 'action_chunk')
         is_said = topic not in said and any(is_topic(topic, name) for name in INSTRUCTIONS)
         return kind == STRING and (is_said or is_description(topic))
@@ -151,7 +150,7 @@ def read_facts(reader: BagReader, robot: Robot | None, namespace: str | None) ->
         message = reader.read(raw)
         if message is None:
             continue
-        if raw.type_name == TRAJECTORY:
+        if raw.type_name in CHUNK_TYPES:
             chunks[raw.topic] = message
         elif is_description(raw.topic):
             descriptions.append((raw.time_ns, raw.topic, message.data))
@@ -162,7 +161,7 @@ def read_facts(reader: BagReader, robot: Robot | None, namespace: str | None) ->
         assert described is not None
         robot = described.robot
     topics = find_topics(reader, robot, kinds, namespace)
-    chunk = topics.namespace.find_topic(kinds, ('action_chunk',), (TRAJECTORY,))
+    chunk = topics.namespace.find_topic(kinds, ('action_chunk',), CHUNK_TYPES)
     return BagFacts(
         robot=robot,
         missing_outputs=tuple(

@@ -59,7 +59,12 @@ class BagFrames:
                 if image is not None:
                     last[camera] = image
             if len(last) == len(stamps):
-                yield DatasetFrame(dict(last), episode.state[index], episode.action[index])
+                yield DatasetFrame(
+                    dict(last),
+                    episode.state[index],
+                    episode.action[index],
+                    bool(episode.intervention[index]),
+                )
 
     def _encoded(self, raw: RawMessage) -> EncodedImage | None:
         message = self._reader.read(raw)

@@ -63,6 +63,7 @@ class Result:
 
     Attributes:
         verdicts: by episode; None where nobody judged.
+        corrections: frames in which a person led.
         too_short: episodes left out for their length.
         others: episodes left out for their verdict.
         repeated: camera frames shown before.
@@ -78,6 +79,7 @@ class Result:
     frames: int = 0
     tasks: list[str] = field(default_factory=list)
     verdicts: list[bool | None] = field(default_factory=list)
+    corrections: int = 0
     too_short: int = 0
     others: int = 0
     repeated: int = 0
@@ -96,6 +98,11 @@ class Result:
             f'({self.frames / fps:.1f} s), {counted(len(set(self.tasks)), "task")}',
             f'judged {len(judged)}, of them successful {sum(judged)}',
         ]
+        if self.corrections:
+            lines.append(
+                f'a person led in {counted(self.corrections, "frame")} '
+                f'({self.corrections / fps:.1f} s; column intervention)'
+            )
         if '' in self.tasks:
             lines.append('the policy reads no instruction, so the task is empty (--task gives one)')
         shown = self.frames * len(self.layout.cameras)
@@ -282,6 +289,8 @@ def _write(
             '--frame-age' + (f'. --only leaves out {others}' if others else '')
         )
     judged = all(verdict is not None for verdict in verdicts)
+    led = [episode.intervention for bag in bags for episode in bag.episodes]
+    corrected = any(one.any() for one in led)
     result = Result(layout, too_short=too_short, others=others)
     writer: DatasetWriter | None = None
     total = sum(len(episode.times_ns) for bag in bags for episode in bag.episodes)
@@ -296,7 +305,7 @@ def _write(
                 continue
             if writer is None:
                 sizes = {name: one.pixels.shape[:2] for name, one in first.images.items()}
-                layout = replace(layout, cameras=sizes, judged=judged)
+                layout = replace(layout, cameras=sizes, judged=judged, corrected=corrected)
                 result.layout, writer = layout, DatasetWriter(folder, layout)
             facts = EpisodeFacts(
                 episode.task,
@@ -308,6 +317,7 @@ def _write(
             writer.write(facts, chain([first], rest))
             result.tasks.append(episode.task)
             result.verdicts.append(episode.success)
+            result.corrections += int(episode.intervention.sum())
         result.repeated += frames.repeated
         result.damaged += frames.damaged
         result.faults += frames.faults.values()

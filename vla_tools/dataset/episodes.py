@@ -1,7 +1,8 @@
 """Split a bag into episodes, and choose the bag's data for each of their frames.
 
 An episode begins with an instruction or an executor's episode, and ends with the next of these, a
-verdict or the bag. It is cut in two where a source is missing for too long. Frames lie on an even
+verdict or the bag. It is cut in two where a source is missing for too long, and where nobody drove
+the robot. Frames lie on an even
 grid; each takes the newest data of every source.
 """
 
@@ -37,7 +38,7 @@ class PlannedEpisode:
     """An episode of n frames before its pixels are read.
 
     `success` is None where nobody judged; `times_ns` (n,); `stamps_ns`: camera to (n,); `state`
-    (n, joints) and `action` (n, columns) float32.
+    (n, joints) and `action` (n, columns) float32; `intervention` (n,) bool: a leader led.
     """
 
     task: str
@@ -46,6 +47,7 @@ class PlannedEpisode:
     stamps_ns: Mapping[str, np.ndarray]
     state: np.ndarray
     action: np.ndarray
+    intervention: np.ndarray
 
 
 def plan_episodes(contents: BagContents, grid: Grid) -> tuple[list[PlannedEpisode], int]:
@@ -87,7 +89,7 @@ def _extent(contents: BagContents) -> tuple[int, int]:
 
 
 def _runs(contents: BagContents, grid: Grid, begin_ns: int, end_ns: int) -> Iterator[np.ndarray]:
-    """Yield times of frames between which no source is missing."""
+    """Yield times of frames between which no source is missing, and somebody drove."""
     # From the first frame that everything is there for, so that it is as fresh as it was.
     begin_ns = max(begin_ns, *(_first(series.times_ns) for series in _all_series(contents, grid)))
     for first_ns, last_ns in _stretches(contents.states[0].times_ns, begin_ns, end_ns):
@@ -100,6 +102,7 @@ def _runs(contents: BagContents, grid: Grid, begin_ns: int, end_ns: int) -> Iter
         for stamps in contents.frames.values():
             _, ages = newest(stamps, times)
             usable &= ages <= grid.frame_age_ns
+        usable &= ~contents.drivers.nobody(times)
         edges = np.flatnonzero(np.diff(np.concatenate(([0], usable.astype(np.int8), [0]))))
         for first, last in edges.reshape(-1, 2):
             yield times[first:last]
@@ -137,7 +140,8 @@ def _episode(
     else:
         action = _columns(contents.actions, times)
     stamps = {camera: known[newest(known, times)[0]] for camera, known in contents.frames.items()}
-    return PlannedEpisode(task, success, times, stamps, state, action)
+    led = contents.drivers.leads(times)
+    return PlannedEpisode(task, success, times, stamps, state, action, led)
 
 
 def _columns(series: Sequence[JointSeries], times: np.ndarray) -> np.ndarray:

@@ -28,11 +28,15 @@ class EncodedImage:
 
 @dataclass(frozen=True)
 class DatasetFrame:
-    """One frame of an episode; state (state,) and action (action,) are float32."""
+    """One frame of an episode; state (state,) and action (action,) are float32.
+
+    `intervention`: a person led the robot, whose commands are the actions.
+    """
 
     images: Mapping[str, EncodedImage]
     state: np.ndarray
     action: np.ndarray
+    intervention: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ INFO, STATISTICS, TASKS = 'meta/info.json', 'meta/stats.json', 'meta/tasks.parqu
 EPISODES = 'meta/episodes/chunk-000/file-000.parquet'
 DATA = 'data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet'
 STATE, ACTION, SUCCESS = 'observation.state', 'action', 'next.success'
+# The name and type of LeRobot's DAgger sets (lerobot-rollout, `DAggerStrategyConfig`).
+INTERVENTION = 'intervention'
 # Index columns and their types.
 INDICES = {
     'timestamp': 'float32',
@@ -80,6 +86,7 @@ class Layout:
         cameras: camera to (height, width).
         units: joint to its unit, and whether it is continuous.
         judged: all episodes were, so each frame says whether it ends in success.
+        corrected: a person led in some frame, so each says whether one did.
     """
 
     robot: str
@@ -89,6 +96,7 @@ class Layout:
     action: tuple[str, ...]
     units: dict[str, str]
     judged: bool = False
+    corrected: bool = False
 
     def features(self) -> dict[str, dict[str, Any]]:
         """Return `features` of info.json, in the order of the columns."""
@@ -101,6 +109,8 @@ class Layout:
             found[image_key(camera)] = _feature('image', [height, width, 3], names)
         if self.judged:
             found[SUCCESS] = _feature('bool', [1], None)
+        if self.corrected:
+            found[INTERVENTION] = _feature('bool', [1], None)
         return found | {name: _feature(kind, [1], None) for name, kind in INDICES.items()}
 
     def info(self, episodes: int, frames: int, tasks: int) -> dict[str, Any]:

@@ -160,8 +160,7 @@ def read_observations(
                     file,
                 )
             )
-    np.random.default_rng(seed).shuffle(found)
-    return found
+    return [found[place] for place in np.random.default_rng(seed).permutation(len(found))]
 
 
 def _state_order(data: StoredDataset, spec: BundleSpec) -> tuple[str, list[int]]:

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vla_tools.dataset.layout import ACTION, STATE, SUCCESS, DatasetFrame, Layout, image_key
+from vla_tools.dataset.layout import (
+    ACTION,
+    INTERVENTION,
+    STATE,
+    SUCCESS,
+    DatasetFrame,
+    Layout,
+    image_key,
+)
 
 # --- Statistics as LeRobot writes them: exact, over all frames of vectors; of pixels a histogram of
 # about a hundred frames an episode.
@@ -121,6 +129,8 @@ class FrameGroup:
             self.size += len(image.data)
         if success is not None:
             row[SUCCESS] = success
+        if INTERVENTION in self._columns:
+            row[INTERVENTION] = frame.intervention
         names = ('timestamp', 'frame_index', 'episode_index', 'task_index')
         row |= dict(zip(names, indices, strict=True))
         for name, value in row.items():

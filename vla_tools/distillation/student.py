@@ -27,8 +27,6 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.bundle.success import spec_identity
 from vla_runtime.engines.torch.weights import load_network
-from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.traced_shapes import repeat_prefix, trace_shapes
 from vla_runtime.family.declaration import observation_steps, real_action_dim, stages
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.atomic_write import atomic_write
@@ -36,6 +34,8 @@ from vla_runtime.files.quotes import one_line
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.runner import chunk_noise
+from vla_runtime.models.base.flow_network import FlowNetwork
+from vla_runtime.models.shapes.traced_shapes import repeat_prefix, trace_shapes
 from vla_runtime.types import Advantage
 from vla_tools.dataset.observations import StoredObservation
 

@@ -22,10 +22,10 @@ from vla_runtime.engines.closing import close_on_error
 from vla_runtime.engines.devices import MOST_THREADS, parse_device
 from vla_runtime.engines.preflight import AUTO, check_cuda_device
 from vla_runtime.engines.triton_option import OFF
-from vla_runtime.families.operation_counts import counts_of
 from vla_runtime.family.declaration import image_sizes
 from vla_runtime.inference.request import cache_words
 from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.models.shapes.operation_counts import counts_of
 from vla_runtime.policy import Policy
 from vla_runtime.processing.poses import from_matrix
 from vla_runtime.types import InferenceReport, Observation

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
-from vla_runtime.families.counts import PolicyCounts
-from vla_runtime.families.operation_counts import count_operations, counts_of
+from vla_runtime.family.counts import PolicyCounts
 from vla_runtime.family.listing import find_family, performance_figures, preset, preset_names
 from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.models.shapes.operation_counts import count_operations, counts_of
 from vla_runtime.policy import Policy
 from vla_tools.performance.bench import (
     WARM_UP,

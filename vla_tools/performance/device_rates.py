@@ -173,7 +173,7 @@ def _torch_rates(device: str, precision: str) -> Rates:
     multiply: Callable[[], object] = lambda: left @ right  # noqa: E731
     if not on_cuda:
         # As the fused modules multiply: MKL, which `@` calls, is slow on some processors.
-        from vla_runtime.families.blocks.fused_product import one_pass
+        from vla_runtime.models.blocks.products import one_pass
 
         operator = one_pass('cpu', dtype[precision])
         if operator is not None:

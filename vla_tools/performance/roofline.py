@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from vla_runtime.engines.free_memory import LOAD_RESERVE_BYTES
 from vla_runtime.engines.protocol import SLOTS
-from vla_runtime.families.counts import PolicyCounts, Work
+from vla_runtime.family.counts import PolicyCounts, Work
 from vla_runtime.family.performance_figures import Kernels
 from vla_tools.performance.devices import GIB, MATRIX_BYTES, Device
 

@@ -23,7 +23,7 @@ from vla_tools.replay.bag_topics import find_instructions, find_topics
 from vla_tools.replay.motion import OpenLoopError, open_loop_error
 from vla_tools.replay.open_loop import OpenLoop, Prediction
 from vla_tools.replay.recorded import ReplayError
-from vla_tools.replay.setup import Changes
+from vla_tools.replay.setup import Changes, recorded_bundle
 
 _STEPS_SHOWN = 10
 # Yields the predictions with progress.
@@ -153,7 +153,7 @@ def _with_recorded(
             f'give {missing}'
         )
     filled = Changes(
-        changes.bundle or recorded.bundle,
+        changes.bundle or recorded_bundle(recorded),
         changes.backend or recorded.backend,
         changes.device or recorded.device,
         changes.precision or recorded.precision,

@@ -23,7 +23,7 @@ from vla_runtime.nodes.policy.settings import live_settings, read_value
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.needed_frames import NeededFrames
 from vla_runtime.recording.storage_file import RawMessage, header_stamp_ns
-from vla_runtime.recording.topics import IMAGE_TYPES
+from vla_runtime.recording.topics import CHUNK_TYPES, IMAGE_TYPES, PLAN_TYPES
 from vla_runtime.types import ActionChunk, PlanRequest
 
 _REPORT, _DESCRIPTION = '/report', '/description'
@@ -131,7 +131,7 @@ class _InferenceCollector:
             stamp_ns = header_stamp_ns(message.serialised)
             if stamp_ns is not None:
                 self._frames.setdefault(topic, set()).add(stamp_ns)
-        elif kind == 'JointTrajectory':
+        elif message.type_name in (*CHUNK_TYPES, *PLAN_TYPES):
             self._add(self._trajectories, topic, message, lambda read: read)
         elif kind == 'String' and topic.endswith(_DESCRIPTION):
             self._add(self._descriptions, topic, message, lambda read: (message.time_ns, read.data))

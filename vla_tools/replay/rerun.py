@@ -17,6 +17,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.messages.images import to_rgb
+from vla_runtime.messages.jpeg import through_jpeg
 from vla_runtime.nodes.policy.description import PolicyDescription
 from vla_runtime.nodes.policy.settings import settings_from
 from vla_runtime.recording.bag_reader import BagReader
@@ -47,16 +48,18 @@ def observation_of(
     Raises ImageError: a frame is not decodable or not of the robot file's size.
     """
     recorded = found.recorded
+    quality = recorded.description.jpeg_quality
+
+    def pixels(camera: str, name: str) -> np.ndarray:
+        known = match.cameras[camera]
+        seen = to_rgb(
+            found.messages[name], width=known.width, height=known.height, encoding=known.encoding
+        )
+        # The policy's server had it so.
+        return through_jpeg(seen, quality) if quality else seen
+
     return Observation(
-        images={
-            camera: to_rgb(
-                found.messages[name],
-                width=match.cameras[camera].width,
-                height=match.cameras[camera].height,
-                encoding=match.cameras[camera].encoding,
-            )
-            for camera, name in cameras.items()
-        },
+        images={camera: pixels(camera, name) for camera, name in cameras.items()},
         state=state(recorded.state),
         earlier_states=[state(one) for one in recorded.earlier_states],
         instruction=recorded.instruction,

@@ -55,7 +55,7 @@ def load_policy(description: PolicyDescription, changes: Changes) -> LoadedPolic
     Raises ReplayError: no bundle, or it does not fit; BundleError: damaged or inconsistent;
     ValueError: backend, device or precision not available.
     """
-    folder = changes.bundle or _recorded_bundle(description)
+    folder = changes.bundle or recorded_bundle(description)
     backend = changes.backend or description.backend
     device = changes.device or (description.device if not changes.backend else 'cpu')
     precision = changes.precision or description.precision
@@ -96,7 +96,14 @@ def fit_recording(
     return match, cameras, _state(description, match, folder)
 
 
-def _recorded_bundle(description: PolicyDescription) -> Path:
+def recorded_bundle(description: PolicyDescription) -> Path:
+    """Return the folder of the recorded policy's bundle (ReplayError: it is not here)."""
+    if description.server:
+        raise ReplayError(
+            f"the recording's bundle '{description.bundle_name}' "
+            f'({description.bundle_sha256[:12]}…) ran at {description.server}; name a folder of it '
+            'here with --bundle'
+        )
     if not description.bundle.is_dir():
         raise ReplayError(
             f"the recording's bundle '{description.bundle_name}' was at {description.bundle}, "

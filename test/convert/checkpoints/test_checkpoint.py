@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,14 @@ from checkpoint_folders import (
 )
 from safetensors.torch import load_file, save_file
 
+from vla_convert.checkpoints.dims import ShownDims
 from vla_convert.checkpoints.tensors import CheckpointError, copy_tensors, read_tensors
-from vla_convert.readers.block_sizes import HeadCounts, image_size_of
-from vla_convert.readers.pi import NAMES, dims_of, family_of, pi_shapes
-from vla_runtime.bundle.tensors import TensorsError, check_tensors
-from vla_runtime.families.flow_network import weight_shapes
+from vla_convert.readers.pi import NAMES, family_of
+from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
+from vla_runtime.declarations.pi import PiDims
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.json_file import JsonError
+from vla_runtime.models.base.flow_network import weight_shapes
 
 
 def loaded(folder: Path, target: Path) -> dict[str, torch.Tensor]:
@@ -41,10 +43,15 @@ def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
     return folder
 
 
+def dims_of(tensors: Mapping[str, StoredTensor], vision: int = 4, kv: int = 1) -> PiDims:
+    heads = {'vision.num_heads': vision, 'language.num_kv_heads': kv}
+    shown = ShownDims(PiDims, tensors, heads)
+    return shown.make(cameras=2, prompt_length=64, horizon=12)
+
+
 def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     tensors = read_tensors(folder, NAMES)
-    dims = dims_of(tensors, HeadCounts(vision=4, kv=1), cameras=2, prompt_length=64, horizon=12)
-    return weight_shapes(family_of(tensors), dims)
+    return weight_shapes(family_of(tensors), dims_of(tensors))
 
 
 @pytest.fixture
@@ -71,7 +78,6 @@ def test_the_tensors_are_exactly_those_of_the_network(tmp_path, family):
     folder = saved(tmp_path / 'c', tiny_tensors() if family == 'pi05' else pi0_tensors())
     check_tensors(read_tensors(folder, NAMES), expected_shapes(folder))
     assert family_of(read_tensors(folder, NAMES)) == family
-    assert image_size_of(pi_shapes(read_tensors(folder, NAMES))) == 56
 
 
 def test_openpi_names_give_the_same_tensors(tmp_path, reference):
@@ -161,9 +167,8 @@ class TestFit:
 
 
 class TestDims:
-    def dims(self, folder: Path, **heads: int):
-        counts = HeadCounts(**{'vision': 4, 'kv': 1, **heads})
-        return dims_of(read_tensors(folder, NAMES), counts, cameras=2, prompt_length=64, horizon=12)
+    def dims(self, folder: Path, **heads: int) -> PiDims:
+        return dims_of(read_tensors(folder, NAMES), **heads)
 
     def test_all_sizes_are_read_off_the_tensors(self):
         dims = self.dims(lerobot_folder())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from checkpoint_folders import (
     copy_lerobot_folder,
+    draft_of,
     edit_config,
     edit_json,
     joints,
@@ -23,15 +24,13 @@ from checkpoint_folders import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vla_convert.checkpoints.folder_facts import ExportError, FolderFacts
-from vla_convert.checkpoints.lerobot_folder import read_lerobot_folder
+from vla_convert.checkpoints.draft import Draft
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import read_dataset_info
 from vla_convert.checkpoints.tensors import read_tensors
-from vla_convert.readers.pi import READER, read_openpi_folder
 from vla_runtime.cli.main import main
 from vla_runtime.files.json_file import JsonError
 
-PI05 = READER.lerobot[0]
 VALUES: list[Any] = [None, True, -1, 0, 2.5, float('nan'), '', 'x', [], {}, [1], ['x'], {'x': 1}]
 # The folder is restored by hand before every example.
 reuse = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -96,7 +95,7 @@ def openpi(tmp_path_factory) -> Path:
 def test_a_damaged_lerobot_folder(lerobot, name, data):
     path = lerobot / name
     document = data.draw(damage(json.loads(path.read_text())))
-    survives(lambda: read_lerobot_folder(lerobot, PI05), path, document)
+    survives(lambda: draft_of(lerobot), path, document)
 
 
 @pytest.mark.parametrize('name', ['config.json', 'assets/lab/arm/norm_stats.json'])
@@ -105,7 +104,7 @@ def test_a_damaged_lerobot_folder(lerobot, name, data):
 def test_a_damaged_openpi_folder(openpi, name, data):
     path = openpi / name
     document = data.draw(damage(json.loads(path.read_text())))
-    survives(lambda: read_openpi_folder(openpi, 'pi05'), path, document)
+    survives(lambda: draft_of(openpi), path, document)
 
 
 @pytest.fixture(scope='module')
@@ -196,7 +195,7 @@ def test_a_feature_without_numbers_is_refused(tmp_path, group):
     name = 'observation.state' if group == 'input_features' else 'action'
     edit_json(folder / 'config.json', lambda d: d[group][name].update(shape=[0]))
     with pytest.raises(JsonError, match=rf'{group}\.{name}'):
-        read_lerobot_folder(folder, PI05)
+        draft_of(folder)
 
 
 @pytest.mark.parametrize('rate', [*NOT_COUNTS, 0.0, float('nan'), float('inf')])
@@ -209,5 +208,5 @@ def test_a_rate_that_is_none_is_refused_by_file_and_field(tmp_path, rate):
 
 def test_an_undamaged_folder_reads(lerobot, openpi, diffusion):
     assert export_of(diffusion) == 0
-    assert isinstance(read_lerobot_folder(lerobot, PI05), FolderFacts)
-    assert isinstance(read_openpi_folder(openpi, 'pi05'), FolderFacts)
+    assert isinstance(draft_of(lerobot), Draft)
+    assert isinstance(draft_of(openpi), Draft)

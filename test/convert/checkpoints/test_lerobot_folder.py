@@ -11,6 +11,7 @@ import pytest
 import torch
 from checkpoint_folders import (
     copy_lerobot_folder,
+    draft_of,
     edit_config,
     edit_json,
     edit_step,
@@ -20,10 +21,8 @@ from checkpoint_folders import (
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
-from vla_convert.checkpoints.folder_facts import ExportError, FolderFacts
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.lerobot_folder import is_lerobot_folder
-from vla_convert.checkpoints.lerobot_folder import read_lerobot_folder as read_folder
-from vla_convert.readers.pi import READER
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.files.json_file import JsonError
 
@@ -34,11 +33,6 @@ NAMES = joints().split(',')
 STATE = 'observation.state'
 
 
-def read_lerobot_folder(folder: Path) -> FolderFacts:
-    (policy,) = (policy for policy in READER.lerobot if policy.type == 'pi05')
-    return read_folder(folder, policy)
-
-
 @pytest.fixture
 def folder(tmp_path) -> Path:
     return copy_lerobot_folder(tmp_path / 'policy')
@@ -46,31 +40,35 @@ def folder(tmp_path) -> Path:
 
 def refuses(folder: Path, pattern: str) -> None:
     with pytest.raises(REFUSED, match=pattern):
-        read_lerobot_folder(folder)
+        draft_of(folder)
 
 
 def test_a_folder_says_all_but_names_units_and_rate(folder):
-    facts = read_lerobot_folder(folder)
+    draft = draft_of(folder)
     assert is_lerobot_folder(folder)
-    assert (facts.family, facts.template, facts.cleaning) == ('pi05', 'pi05_state', 'lerobot')
-    assert facts.cameras == (CameraSpec('top'), CameraSpec('wrist'))
-    assert (facts.images.padding, facts.images.resample) == ('centre', 'bilinear')
-    assert (facts.state_length, facts.action_length, facts.action_names) == (6, 6, None)
-    assert facts.deltas == (None,) * 6
-    assert (facts.horizon, facts.prompt_length, facts.denoise_steps) == (12, 64, 10)
-    assert (facts.image_size, facts.action_dim, facts.state_dim) == (56, 32, 0)
-    assert facts.variant == 'gemma_2b'
-    assert facts.normalisation.state == facts.normalisation.actions == 'quantiles_lerobot'
-    assert facts.tokenizer == folder / 'tokenizer.json'
+    assert (draft.family, draft.prompt_template, draft.prompt_cleaning) == (
+        'pi05',
+        'pi05_state',
+        'lerobot',
+    )
+    assert draft.cameras == (CameraSpec('top'), CameraSpec('wrist'))
+    assert (draft.images.padding, draft.images.resample) == ('centre', 'bilinear')
+    assert (draft.state_length, draft.action_length, draft.action_names) == (6, 6, None)
+    assert draft.deltas == (None,) * 6
+    assert (draft.horizon, draft.prompt_length, draft.denoise_steps) == (12, 64, 10)
+    assert (draft.image_size, draft.action_dim, draft.state_dim) == (56, 32, 0)
+    assert draft.variant == 'gemma_2b'
+    assert draft.normalisation.state == draft.normalisation.actions == 'quantiles_lerobot'
+    assert draft.tokenizer == folder / 'tokenizer.json'
     stored = load_file(folder / STATISTICS)
-    np.testing.assert_array_equal(facts.statistics['actions.q99'], stored['action.q99'])
-    np.testing.assert_array_equal(facts.statistics['state.std'], stored['observation.state.std'])
+    np.testing.assert_array_equal(draft.statistics['actions.q99'], stored['action.q99'])
+    np.testing.assert_array_equal(draft.statistics['state.std'], stored['observation.state.std'])
 
 
 @pytest.mark.parametrize(('changes', 'steps'), [({}, 0), ({'rtc_training_max_delay': 5}, 5)])
 def test_the_delay_that_a_policy_was_trained_with_is_kept(folder, changes, steps):
     edit_config(folder, **changes)
-    assert read_lerobot_folder(folder).trained_delay_steps == steps
+    assert draft_of(folder).trained_delay_steps == steps
 
 
 def test_a_folder_of_another_kind_is_told_apart(tmp_path):
@@ -88,7 +86,7 @@ def test_empty_cameras_come_last_and_are_always_masked(folder, stated):
             document['input_features'] = {**empty, **document['input_features']}
 
     edit_json(folder / 'config.json', change)
-    assert read_lerobot_folder(folder).cameras == (
+    assert draft_of(folder).cameras == (
         CameraSpec('top'),
         CameraSpec('wrist'),
         CameraSpec('empty_camera_0', present=False),
@@ -104,17 +102,20 @@ def test_every_normaliser_of_lerobot_has_its_name_here(folder, mode, kind):
     edit_config(folder, normalization_mapping=modes)
     edit_step(folder, 'normalizer_processor', norm_map=modes)
     edit_step(folder, 'unnormalizer_processor', norm_map=modes)
-    facts = read_lerobot_folder(folder)
-    assert (facts.normalisation.state, facts.normalisation.actions) == (kind, kind)
+    draft = draft_of(folder)
+    assert (draft.normalisation.state, draft.normalisation.actions) == (kind, kind)
 
 
 def test_a_state_that_the_processor_leaves_alone_is_not_normalised(folder):
     edit_step(folder, 'normalizer_processor', normalize_observation_keys=['observation.images.top'])
-    assert read_lerobot_folder(folder).normalisation.state == 'identity'
+    assert draft_of(folder).normalisation.state == 'identity'
 
 
 class TestRenamedInTraining:
-    """LeRobot 0.4 to 0.6.1 normalises by the new names what the statistics have under the old."""
+    """LeRobot 0.4 to 0.6.1 normalises by the new names what the statistics have under the old.
+
+    Later releases rename the statistics too.
+    """
 
     FRONT = 'observation.images.front'
 
@@ -130,15 +131,29 @@ class TestRenamedInTraining:
 
     def test_a_state_that_was_renamed_is_as_it_is_and_noted(self, folder):
         self.rename(folder, {'observation.joints': 'observation.state'})
-        facts = read_lerobot_folder(folder)
-        assert facts.normalisation.state == 'identity'
-        assert facts.normalisation.actions == 'quantiles_lerobot'
-        (note,) = facts.notes
+        draft = draft_of(folder)
+        assert draft.normalisation.state == 'identity'
+        assert draft.normalisation.actions == 'quantiles_lerobot'
+        (note,) = draft.notes
         assert 'observation.state (from observation.joints)' in note
+
+    @pytest.mark.parametrize('more', [{}, {FRONT: 'observation.images.top'}])
+    def test_statistics_that_were_renamed_too_are_applied(self, folder, more):
+        # LeRobot after 0.6.1: nothing has the data set's names.
+        edit_step(
+            folder,
+            'rename_observations_processor',
+            rename_map={'observation.joints': STATE, 'action.arm': 'action', **more},
+        )
+        draft = draft_of(folder)
+        stored = load_file(folder / STATISTICS)
+        assert (draft.normalisation.state, draft.notes) == ('quantiles_lerobot', [])
+        np.testing.assert_array_equal(draft.statistics['state.q01'], stored[f'{STATE}.q01'])
+        np.testing.assert_array_equal(draft.statistics['actions.q01'], stored['action.q01'])
 
     def test_cameras_that_no_training_normalises_need_no_note(self, folder):
         self.rename(folder, {self.FRONT: 'observation.images.top'})
-        assert read_lerobot_folder(folder).notes == ()
+        assert draft_of(folder).notes == []
 
     def test_a_state_with_statistics_of_both_names_is_normalised(self, folder):
         edit_step(folder, 'rename_observations_processor', rename_map={'a.joints': STATE})
@@ -146,8 +161,8 @@ class TestRenamedInTraining:
         stored = load_file(path)
         stored |= {key.replace(STATE, 'a.joints'): v for key, v in stored.items() if STATE in key}
         save_file(stored, path)
-        facts = read_lerobot_folder(folder)
-        assert (facts.normalisation.state, facts.notes) == ('quantiles_lerobot', ())
+        draft = draft_of(folder)
+        assert (draft.normalisation.state, draft.notes) == ('quantiles_lerobot', [])
 
     def test_statistics_under_a_name_that_nothing_renames_are_listed(self, folder):
         self.rename(folder, {'observation.joints': 'observation.state'})
@@ -170,25 +185,25 @@ class TestAdapterBesideWeights:
 
     def test_it_is_noted_where_the_folder_says_that_it_is_left_out(self, folder):
         self.spoil(folder, False)
-        (note,) = read_lerobot_folder(folder).notes
+        (note,) = draft_of(folder).notes
         assert 'adapter_config.json' in note and 'use_peft' in note
 
 
 class TestRelativeActions:
     def test_excluded_joints_stay_absolute(self, folder):
         make_relative(folder)
-        facts = read_lerobot_folder(folder)
-        assert facts.deltas == (0, 1, 2, 3, 4, None)
-        assert facts.action_names == tuple(NAMES)
+        draft = draft_of(folder)
+        assert draft.deltas == (0, 1, 2, 3, 4, None)
+        assert draft.action_names == tuple(NAMES)
 
     def test_a_word_excludes_every_name_that_contains_it(self, folder):
         make_relative(folder, exclude_joints=['WRIST', 'Gripper'])
-        assert read_lerobot_folder(folder).deltas == (0, 1, 2, None, None, None)
+        assert draft_of(folder).deltas == (0, 1, 2, None, None, None)
 
     @pytest.mark.parametrize('changes', [{'exclude_joints': []}, {'action_names': None}])
     def test_without_words_or_names_every_action_is_relative(self, folder, changes):
         make_relative(folder, **changes)
-        assert read_lerobot_folder(folder).deltas == tuple(range(6))
+        assert draft_of(folder).deltas == tuple(range(6))
 
     def test_config_and_processor_must_agree(self, folder):
         edit_config(folder, use_relative_actions=True)
@@ -216,9 +231,9 @@ class TestRelativeActions:
     def test_names_that_do_not_name_every_action_are_none(self, folder):
         make_relative(folder, action_names=NAMES[:5])
         # As LeRobot's own mask: actions beyond the names are relative.
-        facts = read_lerobot_folder(folder)
-        assert facts.action_names is None
-        assert facts.deltas == tuple(range(6))
+        draft = draft_of(folder)
+        assert draft.action_names is None
+        assert draft.deltas == tuple(range(6))
 
 
 MODES = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
@@ -229,8 +244,8 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
         r"field type: is missing.*train_config\.json.*'pi05'",
     ),
     'another policy': (
-        lambda f: edit_config(f, type='diffusion'),
-        "field type: policies of type 'diffusion' are not served, only 'pi05'",
+        lambda f: edit_config(f, type='another'),
+        "field type: policies of type 'another' are not served, only .*'pi05'",
     ),
     'visual memory': (
         lambda f: edit_config(f, use_visual_memory=True),
@@ -316,11 +331,11 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     'normalisers disagree': (
         lambda f: edit_step(f, 'normalizer_processor', norm_map={**MODES, 'STATE': 'MIN_MAX'}),
-        r'normalization_mapping\.STATE QUANTILES but .*preprocessor\.json says MIN_MAX',
+        r'normalization_mapping\.STATE QUANTILES but .*preprocessor\.json says norm_map MIN_MAX',
     ),
     'unnormaliser disagrees': (
         lambda f: edit_step(f, 'unnormalizer_processor', norm_map={**MODES, 'ACTION': 'MIN_MAX'}),
-        r'normalization_mapping\.ACTION QUANTILES but .*postprocessor\.json says MIN_MAX',
+        r'normalization_mapping\.ACTION QUANTILES but .*postprocessor\.json says norm_map MIN_MAX',
     ),
     'unknown normaliser': (
         lambda f: [
@@ -389,10 +404,10 @@ class TestStatistics:
 
     def test_statistics_that_this_runtime_never_reads_are_left_out(self, folder):
         self.change(folder, state_q50=np.zeros(6, np.float32))
-        assert 'state.q50' not in read_lerobot_folder(folder).statistics
+        assert 'state.q50' not in draft_of(folder).statistics
 
 
 def test_renamed_observations_are_kept_as_data(folder):
     names = {'observation.images.front': 'observation.images.top'}
     edit_step(folder, 'rename_observations_processor', rename_map=names)
-    assert read_lerobot_folder(folder).renamed == names
+    assert draft_of(folder).rename_map == names

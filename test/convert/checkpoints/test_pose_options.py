@@ -316,8 +316,9 @@ def test_a_pose_of_strange_actions_is_none_though_its_state_is_whole(strange):
         velocities=(),
         deltas=None,
     )
-    noted = MissingFacts(Path('folder'), SimpleNamespace(kind='', family='', questions=()))
-    assert declared_poses(options, tuple(STATE), tuple(ACTIONS), noted) == ()
+    noted = MissingFacts(Path('folder'))
+    draft = SimpleNamespace(options=options, missing=noted)
+    assert declared_poses(draft, tuple(STATE), tuple(ACTIONS)) == ()
     with pytest.raises(ExportError, match=strange):
         noted.raise_if_any()
 

@@ -19,7 +19,7 @@ from onnx import TensorProto, numpy_helper
 
 from vla_convert.export.onnx.precision import HALVES, MOVES, in_words, node_fault, type_name
 
-# Parameters that may be in half: `matrix_names` of families/blocks/layers.py without the
+# Parameters that may be in half: `matrix_names` of models/blocks/layers.py without the
 # biases, which are added in float32.
 _HALF_MATRICES = re.compile(
     r'(vision|language|expert)\.blocks\.\d+'

@@ -19,8 +19,8 @@ from vla_convert.export.onnx.weights import BundleWeights
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.bundle.schema import WEIGHTS_FILE
-from vla_runtime.families.blocks.layers import query_scales
-from vla_runtime.families.flow_network import empty_network
+from vla_runtime.models.base.flow_network import empty_network
+from vla_runtime.models.blocks.layers import query_scales
 
 
 @pytest.fixture(scope='module')

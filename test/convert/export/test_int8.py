@@ -35,7 +35,7 @@ from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.cli.main import main
 from vla_runtime.engines import devices
 from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
-from vla_runtime.families.blocks.layers import query_scales
+from vla_runtime.models.blocks.layers import query_scales
 from vla_runtime.policy import Policy
 
 pytestmark = needs_int8

@@ -35,7 +35,7 @@ from vla_runtime.bundle.onnx_files import (
     graph_names,
 )
 from vla_runtime.bundle.writer import seal
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
 
 
 def ports(values) -> dict[str, tuple[str, list[int]]]:

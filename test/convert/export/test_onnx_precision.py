@@ -23,7 +23,7 @@ from vla_convert.export.onnx.precision import precision_of
 from vla_convert.export.onnx.verification import VerificationError, check_graphs, verify_onnx
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, graph_names
-from vla_runtime.families.blocks.layers import matrix_names
+from vla_runtime.models.blocks.layers import matrix_names
 
 HALF = TensorProto.FLOAT16
 FAMILIES = ['pi05', 'pi0', 'smolvla', 'act', 'evo1', 'groot_n15', 'groot_n16', 'groot_n17']

@@ -458,6 +458,15 @@ def test_what_is_added_to_a_product_is_not_taken_for_a_factor(left, noticed):
     assert mixed_products([kernel]) == noticed
 
 
+def test_what_is_added_to_a_product_is_not_taken_for_its_matrix():
+    """As many tokens as the product has inputs."""
+    stream, left = Operand('float32', (1, 48, 32)), Operand('bfloat16', (1, 48, 48))
+    matrix, bias = Operand('bfloat16', (1, 48, 32)), Operand('float32', (1, 1, 32))
+    inputs = (stream, left, bias, matrix)
+    kernel = Kernel('fused', 'runtime_fusion', inputs, (stream,), ('MatMul_1', 'Add_2'))
+    assert kernel.factors == ('bfloat16', 'bfloat16')
+
+
 @pytest.fixture(scope='module')
 def for_two_targets(tmp_path_factory) -> Path:
     """A bundle with engines for sm86 and sm89, built by the real library without a GPU."""

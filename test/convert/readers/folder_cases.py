@@ -25,7 +25,7 @@ from checkpoint_folders import (
     tiny_tensors,
     write_openpi_folder,
 )
-from family_contracts import diffusion
+from family_contracts import diffusion, molmoact2, vla_jepa, xvla
 from groot_folders import JOINTS, write_groot_folder
 from reference_cases import SHIPPED, shipped
 from torch import Tensor
@@ -186,6 +186,24 @@ def _multi_task_dit(folder: Path) -> ExportOptions:
     return multi_task_dit_folders.options_of(shipped('multi_task_dit_a'))
 
 
+def _xvla(folder: Path) -> ExportOptions:
+    recorded = shipped('xvla_folder.end_to_end')
+    shutil.copytree(recorded.with_name('xvla_folder'), folder)
+    return xvla.options_of(recorded)
+
+
+def _vla_jepa(folder: Path) -> ExportOptions:
+    recorded = shipped('vla_jepa_folder.end_to_end')
+    shutil.copytree(recorded.with_name('vla_jepa_folder'), folder)
+    return vla_jepa.options_of(recorded)
+
+
+def _molmoact2(folder: Path) -> ExportOptions:
+    recorded = shipped('molmoact2_folder.end_to_end')
+    molmoact2.copied(recorded, folder.parent).rename(folder)
+    return molmoact2.options_of(recorded)
+
+
 def _groot_n15(folder: Path, tag: str = 'so100') -> ExportOptions:
     write_groot_folder(folder, tag)
     return ExportOptions(
@@ -283,6 +301,9 @@ KINDS: dict[str, Kind] = {
     'pi05 of openpi': Kind(
         _openpi, NAMES | {'--delta', '--vision-heads', '--tokenizer', '--prompt-template'}
     ),
+    'vla_jepa': Kind(_vla_jepa, NAMES | {'--tokenizer'}),
+    'molmoact2': Kind(_molmoact2, NAMES),
+    'xvla': Kind(_xvla, NAMES),
     'smolvla': Kind(
         _shipped_folder('smolvla_folder', 'deg', vision_heads=4, kv_heads=2),
         NAMES | {'--vision-heads', '--kv-heads'},

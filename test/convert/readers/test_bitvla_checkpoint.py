@@ -30,9 +30,9 @@ from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.schema import WEIGHTS_FILE
-from vla_runtime.families.blocks.ternary import unpack
-from vla_runtime.families.bundle_contents import check_contents, check_finite
 from vla_runtime.files.json_file import JsonError
+from vla_runtime.models.blocks.ternary import unpack
+from vla_runtime.models.shapes.bundle_contents import check_contents, check_finite
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 

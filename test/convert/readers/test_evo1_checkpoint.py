@@ -25,7 +25,7 @@ from vla_convert.checkpoints.reader import find_reader
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_convert.readers.evo1 import of_embodiment
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.families.evo1.declaration import Evo1Dims
+from vla_runtime.declarations.evo1 import Evo1Dims
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation

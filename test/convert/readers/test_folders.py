@@ -22,6 +22,7 @@ import pytest
 import torch
 import yaml
 from checkpoint_folders import (
+    edit_config,
     edit_json,
     edit_tensors,
     full_size_shapes,
@@ -52,6 +53,7 @@ from folder_cases import (
 from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 from tiny_policy import tokenizer_of
+from torch import Tensor
 
 from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
@@ -60,11 +62,11 @@ from vla_convert.readers import evo1, smolvla
 from vla_runtime.bundle.rules import dump_spec
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.bundle.tensors import check_tensors
-from vla_runtime.families.flow_network import weight_shapes
-from vla_runtime.families.smolvla.dimensions import SMOLVLA
+from vla_runtime.declarations.smolvla import SMOLVLA
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.models.base.flow_network import weight_shapes
 from vla_runtime.policy import Policy
 
 GOLDEN = Path(__file__).parent / 'golden'
@@ -81,6 +83,252 @@ def feature(name: str, shape: list[int]) -> Change:
     """A camera of another shape, or one more."""
     camera = {f'observation.images.{name}': {'type': 'VISUAL', 'shape': shape}}
     return json_file('config.json', lambda d: d['input_features'].update(camera))
+
+
+CAMERA = 'observation.images.'
+OTHER_ROPE = {'rope_theta': 2e4}
+
+
+def beside(folder: Path) -> Path:
+    """The folder of MolmoAct2's model."""
+    return folder.with_name('molmoact2_folder_base')
+
+
+def base(name: str, **changes: Any) -> Change:
+    """A file of MolmoAct2's model with other values, of parts only those that are named."""
+
+    def change(document: dict[str, Any]) -> None:
+        for key, value in changes.items():
+            document[key] = {**document[key], **value} if isinstance(value, dict) else value
+
+    return Change(lambda f: edit_json(beside(f) / f'{name}.json', change))
+
+
+def of_signs(signs: list[float] | None) -> Change:
+    return both(*(step(2, f'{one}processor', joint_signs=signs) for one in ('pre', 'post')))
+
+
+def of_statistics(*cameras: str) -> Change:
+    """MolmoAct2 with statistics of a data set's cameras."""
+    added = {f'{CAMERA}{name}.mean': torch.zeros(3, 1, 1) for name in cameras}
+
+    def change(folder: Path) -> None:
+        for path in folder.glob('policy_preprocessor_*.safetensors'):
+            save_file({**load_file(path), **added}, path)
+
+    return Change(change)
+
+
+def of_states(length: int) -> Change:
+    """Statistics of a state of another length, and its names; config.json has that of the base."""
+
+    def fitted(tensor: Tensor) -> Tensor:
+        return tensor.repeat(2)[:length].clone()
+
+    def change(folder: Path) -> None:
+        for path in folder.glob('policy_*_step_*.safetensors'):
+            stored = load_file(path)
+            for name in [name for name in stored if name.startswith('observation.state.')]:
+                stored[name] = fitted(stored[name]) if stored[name].ndim else stored[name]
+            save_file(stored, path)
+
+    return both(Change(change), given(state_names=tuple(f'state_{n}' for n in range(length))))
+
+
+def of_encoder(length: int) -> Change:
+    """The layer that reads VLA-JEPA's state, made for one of this length."""
+
+    def change(found: dict[str, Tensor]) -> dict[str, Tensor]:
+        (name,) = (one for one in found if one.endswith('state_encoder.layer1.weight'))
+        return {**found, name: found[name][:, :length].contiguous()}
+
+    return tensors(change)
+
+
+def of_camera(key: str) -> Change:
+    """MolmoAct2 with a single camera, of a feature of this name."""
+
+    def change(document: dict[str, Any]) -> None:
+        features = document['input_features']
+        del features[f'{CAMERA}wrist']
+        features[key] = features.pop(f'{CAMERA}top')
+
+    return json_file('config.json', change)
+
+
+def masked(most: float) -> Change:
+    """A gripper that is not normalised, from 0 to `most`."""
+
+    def change(folder: Path) -> None:
+        for path in folder.glob('policy_*.safetensors'):
+            stored = load_file(path)
+            for feature in ('action', 'observation.state'):
+                stored[f'{feature}.mask'][-1] = 0.0
+                stored[f'{feature}.q01'][-1], stored[f'{feature}.q99'][-1] = 0.0, most
+            save_file(stored, path)
+
+    return both(Change(change), given(units=('deg', 'state_5=1', 'action_5=1')))
+
+
+def tagged(**entry: Any) -> Change:
+    """Statistics of the model by a tag, of which the folder takes one."""
+    document = json.dumps({'metadata_by_tag': {'so101': entry}})
+    written = Change(lambda f: (beside(f) / 'norm_stats.json').write_text(document))
+    return both(config(norm_tag='so101'), written)
+
+
+def of_xvla(views: int, **domain: int) -> Change:
+    return both(config(num_image_views=views), step(5, **domain))
+
+
+# Actions of one arm of X-VLA's `ee6d`.
+ARM = ('x', 'y', 'z', *(f'r{n}' for n in range(6)), 'gripper')
+INTERLEAVED = 'rotation_6d_interleaved'
+
+
+def of_arm() -> Change:
+    """Actions of one arm, without statistics of their own."""
+
+    def change(document: dict[str, Any]) -> None:
+        document['output_features']['action']['shape'] = [10]
+        document['normalization_mapping']['ACTION'] = 'IDENTITY'
+
+    def identity(document: dict[str, Any]) -> None:
+        document['steps'][-1 if len(document['steps']) > 2 else 0]['config']['norm_map'] = {}
+
+    return both(
+        json_file('config.json', change),
+        *(json_file(f'policy_{name}.json', identity) for name in ('preprocessor', 'postprocessor')),
+        Change(lambda f: [save_file({}, path) for path in f.glob('policy_*_step_*.safetensors')]),
+        given(
+            state_names=tuple(f's{n}' for n in range(8)),
+            action_names=ARM,
+            units=('rad', 'gripper=1'),
+        ),
+    )
+
+
+def of_libero(mode: str, actions: int) -> Change:
+    """A folder of X-VLA of after LeRobot 0.6.1, which makes LIBERO's actions poses."""
+
+    def change(document: dict[str, Any]) -> None:
+        document['action_mode'] = mode
+        document['output_features']['action']['shape'] = [actions]
+
+    # Of the data set's numbers.
+    statistics = {f'action.{name}': torch.ones(7) for name in ('mean', 'std')}
+    return both(
+        of_arm(),
+        json_file('config.json', change),
+        with_step('xvla_libero_action_to_ee6d'),
+        Change(lambda f: [save_file(statistics, one) for one in f.glob('policy_*_step_*')]),
+    )
+
+
+def of_long_state() -> Change:
+    """A state of 24 numbers, of which X-VLA sees the first 20."""
+    names = tuple(f's{n}' for n in range(20))
+
+    def change(document: dict[str, Any]) -> None:
+        document['input_features']['observation.state']['shape'] = [24]
+
+    def longer(path: Path) -> None:
+        save_file(
+            {
+                name: torch.arange(24.0) if name.startswith('observation.state.') else tensor
+                for name, tensor in load_file(path).items()
+            },
+            path,
+        )
+
+    return both(
+        json_file('config.json', change),
+        Change(lambda f: [longer(path) for path in f.glob('policy_*_step_*.safetensors')]),
+        given(state_names=names),
+    )
+
+
+def of_images(edge: int) -> Change:
+    """Images of all cameras of one size."""
+
+    def change(document: dict[str, Any]) -> None:
+        for one in document['input_features'].values():
+            if one['type'] == 'VISUAL':
+                one['shape'] = [3, edge, edge]
+
+    return json_file('config.json', change)
+
+
+def florence(part: str, **changes: Any) -> Change:
+    """Other settings of a part of X-VLA's Florence-2."""
+    return json_file('config.json', lambda d: d['florence_config'][part].update(changes))
+
+
+def with_step(name: str) -> Change:
+    def change(document: dict[str, Any]) -> None:
+        document['steps'].insert(-1, {'registry_name': name, 'config': {}})
+
+    return json_file('policy_preprocessor.json', change)
+
+
+def normalised_images() -> Change:
+    """Images of X-VLA by statistics."""
+    return both(
+        json_file('config.json', lambda d: d['normalization_mapping'].update(VISUAL='MEAN_STD')),
+        json_file(
+            'policy_preprocessor.json',
+            lambda d: d['steps'][-1]['config']['norm_map'].update(VISUAL='MEAN_STD'),
+        ),
+    )
+
+
+def without_step(name: str, pipeline: str = 'preprocessor') -> Change:
+    def change(document: dict[str, Any]) -> None:
+        document['steps'] = [s for s in document['steps'] if s['registry_name'] != name]
+
+    return json_file(f'policy_{pipeline}.json', change)
+
+
+# VLA-JEPA's steps behind the network, and what config.json says of them.
+JEPA_STEPS = {
+    'clip': ('vla_jepa_clip_actions', 'clip_normalized_actions'),
+    'snap': ('vla_jepa_pre_snap_gripper', 'pre_snap_gripper_action'),
+    'binarise': ('vla_jepa_binarize_gripper', 'binarize_gripper_action'),
+}
+
+
+def without_steps(*names: str) -> Change:
+    steps = [JEPA_STEPS[name] for name in names]
+    return both(
+        *(without_step(step, 'postprocessor') for step, _ in steps),
+        config(**{key: False for _, key in steps}),
+    )
+
+
+def without_state() -> Change:
+    return both(
+        json_file('config.json', lambda d: d['input_features'].pop('observation.state')),
+        given(state_names=('joint',)),
+    )
+
+
+def without_processor() -> Change:
+    """VLA-JEPA with its Qwen3-VL beside it, of which the image processor's settings are missing."""
+
+    def change(folder: Path) -> None:
+        kept = shipped('vla_jepa_folder.end_to_end').with_name('vla_jepa_folder_base')
+        target = Path(
+            shutil.copytree(kept, folder.with_name('qwen'), copy_function=shutil.copyfile)
+        )
+        (target / 'processor_config.json').unlink()
+
+    return both(Change(change), config(qwen_model_name='qwen'), given(tokenizer=None))
+
+
+def added_step(pipeline: str, name: str, **settings: Any) -> Change:
+    """One more step in front of a processor's."""
+    added = {'registry_name': name, 'config': settings}
+    return json_file(f'policy_{pipeline}.json', lambda d: d['steps'].insert(0, added))
 
 
 def environment(mode: str | None = None) -> Change:
@@ -418,6 +666,149 @@ BECOMES: list[tuple[str, str, Change]] = [
         'encoder for each camera',
         both(of_encoders(2), config(use_separate_rgb_encoder_per_camera=True)),
     ),
+    ('vla_jepa', 'another gripper', config(gripper_dim=2, gripper_threshold=0.25)),
+    (
+        'vla_jepa',
+        'another gripper',
+        both(
+            step(1, 'postprocessor', gripper_dim=2, threshold=0.25),
+            step(3, 'postprocessor', gripper_dim=2, threshold=0.25),
+        ),
+    ),
+    # What the steps say, config.json need not say again.
+    (
+        'vla_jepa',
+        'another gripper',
+        both(
+            config(gripper_dim=None, gripper_threshold=None),
+            *(step(index, 'postprocessor', gripper_dim=2, threshold=0.25) for index in (1, 3)),
+        ),
+    ),
+    ('vla_jepa', 'a gripper that is not', config(gripper_dim=7)),
+    ('vla_jepa', 'a gripper that is not', without_steps('snap', 'binarise')),
+    ('vla_jepa', 'a gripper that is snapped', without_steps('clip', 'binarise')),
+    ('vla_jepa', 'a gripper that is switched', without_steps('snap')),
+    ('vla_jepa', 'images that are averaged', config(resize_images_to=[40, 56])),
+    (
+        'vla_jepa',
+        'images that are averaged',
+        both(
+            config(resize_images_to=[40, 56]),
+            added_step('preprocessor', 'vla_jepa_image_prep', resize_to=[40, 56]),
+        ),
+    ),
+    ('vla_jepa', 'large images', of_images(96)),
+    ('vla_jepa', 'large images', given(image_size=(96, 96))),
+    ('vla_jepa', 'without a state', without_state()),
+    ('vla_jepa', 'a state of its own', both(of_states(6), of_encoder(6))),
+    ('vla_jepa', 'as written', config(qwen_model_name='/somebody/vla_jepa_folder_base')),
+    (
+        'molmoact2',
+        "a folder's own length, words as they are, no frame",
+        both(
+            config(num_inference_steps=4),
+            step(5, max_sequence_length=300, normalize_language=False, add_setup_tokens=False),
+            step(2, joint_signs=None),
+            step(2, 'postprocessor', joint_signs=None),
+        ),
+    ),
+    (
+        'molmoact2',
+        'tiles',
+        base('processor_config', image_processor={'crop_mode': 'overlap-and-resize'}),
+    ),
+    (
+        'molmoact2',
+        'cameras in another order',
+        step(5, image_keys=[f'{CAMERA}wrist', f'{CAMERA}top']),
+    ),
+    (
+        'molmoact2',
+        'olmo norms behind, no hidden tokens',
+        base('config', action_mode='continuous', text_config={'norm_after': True}),
+    ),
+    ('molmoact2', 'as written', Change(lambda f: edit_config(f, checkpoint_path=str(beside(f))))),
+    *(
+        (
+            'molmoact2',
+            'as written',
+            both(
+                config(checkpoint_path=f'{place}/molmoact2_folder_base'),
+                given(tokenizer=beside(shipped('molmoact2_folder.end_to_end')) / 'tokenizer.json'),
+            ),
+        )
+        for place in ('/somewhere', '~')
+    ),
+    # LeRobot's defaults.
+    ('molmoact2', 'without words', step(5, setup_type='', control_mode='')),
+    (
+        'molmoact2',
+        'words with spaces and lines',
+        step(5, setup_type=' one\narm ', add_setup_tokens=False, control_mode='<control_start>x'),
+    ),
+    ('molmoact2', 'a state of its own', both(of_states(7), of_signs(None))),
+    *(
+        (
+            'molmoact2',
+            'a single camera',
+            both(of_camera('observation.image'), step(5, image_keys=of)),
+        )
+        for of in ([], ['observation.image'])
+    ),
+    (
+        'molmoact2',
+        'a single camera in tiles',
+        both(
+            of_camera('observation.image'),
+            step(5, image_keys=[]),
+            base('processor_config', image_processor={'crop_mode': 'overlap-and-resize-c2'}),
+        ),
+    ),
+    # The images of an observation by their names.
+    (
+        'molmoact2',
+        'as written',
+        both(
+            step(5, image_keys=[]),
+            json_file(
+                'config.json',
+                lambda d: d.update(input_features=dict(reversed(d['input_features'].items()))),
+            ),
+            of_statistics('top', 'wrist'),
+        ),
+    ),
+    ('molmoact2', 'as written', of_statistics('wrist', 'side', 'top')),
+    (
+        'molmoact2',
+        'as written',
+        both(of_statistics('side', 'top'), step(5, allow_image_key_fallback=False)),
+    ),
+    ('molmoact2', 'a gripper as it is, another chunk', both(masked(1.0), tagged(action_horizon=6))),
+    (
+        'molmoact2',
+        'a gripper as it is, another chunk',
+        both(
+            masked(1.0),
+            tagged(action_horizon=6),
+            Change(lambda f: (beside(f) / 'norm_stats.json').rename(beside(f) / 'tags.json')),
+            base('config', norm_stats_filename='tags.json'),
+        ),
+    ),
+    ('xvla', 'another domain, the views that LeRobot runs', of_xvla(5, domain_id=4)),
+    ('xvla', 'domain by name', both(config(domain_feature_key='domain'), given(embodiment='rt1'))),
+    (
+        'xvla',
+        'poses of one arm',
+        both(config(action_mode='EE6D'), of_arm(), given(pose_rotation='rotation_6d')),
+    ),
+    # LIBERO's policies write the rotation by columns.
+    ('xvla', 'poses of one arm', of_libero('EE6D', 10)),
+    (
+        'xvla',
+        'a state that is cut, no padding of prompts',
+        both(config(pad_language_to='longest'), step(2, padding='longest'), of_long_state()),
+    ),
+    ('xvla', 'images as they come', both(config(resize_imgs_with_padding=None), of_images(64))),
     ('openvla', 'letter box', letterboxed()),
     ('openvla', '64 tokens', given(prompt_length=64)),
     # Of a number that stays as it is, nobody reads the bounds.
@@ -473,11 +864,11 @@ REFUSED: dict[str, list[tuple[Change, str]]] = {
         (without('encoder.layers.2.'), r"the checkpoint has no tensors for 'encoder\.2'"),
         (
             given(tokenizer=tokenizer_of('smolvla')),
-            '--tokenizer says .* act has no language',
+            '--tokenizer is given, but .* act has no use',
         ),
-        (given(prompt_template='pi0'), '--prompt-template says .* act has no language'),
-        (given(prompt_length=48), '--prompt-length says .* act has no language'),
-        (given(advantage='task_newline'), '--advantage says .* act has no language'),
+        (given(prompt_template='pi0'), '--prompt-template is given, but .* act has no use'),
+        (given(prompt_length=48), '--prompt-length is given, but .* act has no use'),
+        (given(advantage='task_newline'), '--advantage is given, but .* act has no use'),
         (given(denoise_steps=4), '--denoise-steps'),
         (
             step(3, normalize_observation_keys=['observation.state', 'observation.images.top']),
@@ -671,6 +1062,154 @@ REFUSED: dict[str, list[tuple[Change, str]]] = {
         (config(n_obs_steps=3), 'numbers of an observation'),
         (of_encoders(1), 'encoders'),
     ],
+    'vla_jepa': [
+        (config(prompt_template='{instruction}'), 'prompt_template'),
+        (config(embodied_action_token='<|act|>'), 'embodied_action_token'),
+        (config(action_num_timestep_buckets=100), 'action_num_timestep_buckets'),
+        (config(num_video_frames=3), 'num_video_frames'),
+        (config(num_embodied_action_tokens_per_instruction=4), 'num_embodied_action_tokens'),
+        (config(action_model_type='DiT-H', action_num_heads=None), 'action_model_type'),
+        (config(action_num_heads=None), 'action_num_heads times action_attention_head_dim'),
+        (config(gripper_dim=-1), 'gripper_dim'),
+        (json_file('config.json', lambda d: d.pop('gripper_dim')), 'gripper_dim'),
+        (step(1, 'postprocessor', gripper_dim=5), 'differ'),
+        (config(clip_normalized_actions=False), 'clip_normalized_actions'),
+        (without_step('vla_jepa_binarize_gripper', 'postprocessor'), 'binarize_gripper_action'),
+        (
+            added_step('preprocessor', 'vla_jepa_image_prep', resize_to=[40, 56]),
+            'resize_images_to',
+        ),
+        (feature('image3', [3, 32, 64]), 'images of'),
+        (of_states(6), 'observation.state'),
+        (config(resize_images_to=[40]), 'resize_images_to'),
+        (given(tokenizer=shipped('vla_jepa_a').with_suffix('.tokenizer.json')), '--tokenizer'),
+        (given(tokenizer=shipped('vla_jepa_a').with_suffix('.json')), 'tokenizer'),
+        # Once.
+        (given(tokenizer=None), r'(?s)^(?!.*--tokenizer.*--tokenizer).*--tokenizer'),
+        (without_processor(), '--tokenizer .*preprocessor_config.*not the published size'),
+        (given(prompt_length=30), '--prompt-length'),
+        (without('action_decoder.layer2'), 'action_decoder'),
+    ],
+    'molmoact2': [
+        (config(action_mode='discrete'), 'action_mode'),
+        (config(inference_action_mode='discrete'), 'inference_action_mode'),
+        (config(mask_action_dim_padding=False), 'mask_action_dim_padding'),
+        (config(checkpoint_path='elsewhere'), '--tokenizer'),
+        (config(chunk_size=13), 'chunk_size'),
+        (masked(100.0), 'normalize_gripper'),
+        (step(2, joint_offsets=[1.0] * 6), 'joint frame'),
+        (step(2, joint_signs=['a']), 'joint_signs'),
+        (of_signs([2.0] * 6), r'joint_frame\.signs'),
+        (of_signs([1.0]), r'joint_frame\.signs'),
+        (
+            both(
+                of_signs([1.0] * 5),
+                *(step(2, f'{one}processor', joint_offsets=[0.0] * 5) for one in ('pre', 'post')),
+            ),
+            'joint_signs: 5 numbers where the state has 6.*write 1',
+        ),
+        (of_statistics('side', 'top'), 'image_keys: the cameras are top, wrist,.*side, .*top, and'),
+        (both(of_statistics('top'), step(5, image_keys=[])), 'image_keys: the cameras are top, wr'),
+        (both(of_statistics('a', 'top', 'wrist'), step(5, image_keys=[])), 'image_keys: the cam'),
+        (config(norm_tag='so101'), r'base/norm_stats\.json: is missing.*norm_tag'),
+        (
+            both(tagged(action_horizon=6), base('config', norm_stats_filename='tags.json')),
+            r'base/tags\.json: is missing',
+        ),
+        (both(tagged(action_horizon=6), config(norm_tag='so100')), 'field metadata_by_tag.so100'),
+        (step(5, image_keys=['observation.images.left']), 'image_keys'),
+        (without_step('molmoact2_pack_inputs'), 'molmoact2_pack_inputs'),
+        (base('config', text_config={'rope_scaling_layers': [1]}), 'rope_scaling'),
+        (base('config', text_config={'qk_norm_type': 'other'}), 'qk_norm_type'),
+        *(
+            (base('config', **{f'{part}_config': {key: None}}), rf'field {part}_config\.{key}: is')
+            for part, key in (
+                ('text', 'rope_theta'),
+                ('text', 'use_qk_norm'),
+                ('text', 'qk_norm_type'),
+                ('adapter', 'pooling_attention_mask'),
+            )
+        ),
+        *(
+            (base('config', text_config={'rope_parameters': {**of, **OTHER_ROPE}}), named)
+            for of, named in (
+                ({'rope_type': 'default'}, 'rope_theta 5000000.0 but .*rope_theta 20000.0'),
+                ({'rope_type': 'yarn'}, 'rope_parameters.rope_type'),
+            )
+        ),
+        (base('config', text_config={'num_key_value_heads': 3}), 'text_config'),
+        (base('config', adapter_config={'vit_layers': [4]}), 'vit_layers'),
+        (base('config', action_expert_config={'causal_attn': True}), 'causal_attn'),
+        (base('config', action_expert_depth_gate=True), 'action_expert_depth_gate'),
+        (base('config', max_action_dim=16), 'max_action_dim'),
+        (base('config', eos_token_id=None), 'eos_token_id'),
+        (base('processor_config', image_processor={'crop_mode': 'middle'}), 'crop_mode'),
+        (base('processor_config', image_processor={'image_mean': [0.4] * 3}), 'image_mean'),
+        (base('processor_config', image_processor={'pooling_size': [2]}), 'pooling_size'),
+        (base('tokenizer_config', eos_token=None), 'eos_token'),
+        (Change(lambda f: (beside(f) / 'processor_config.json').unlink()), 'processor_config'),
+    ],
+    'xvla': [
+        (config(num_image_views=None), 'num_image_views'),
+        (config(num_image_views=3), 'num_image_views'),
+        (step(5, domain_id=5), 'domain_id'),
+        (step(5, domain_id=-1), 'domain_id'),
+        (given(embodiment='3'), '--embodiment'),
+        (given(embodiment='liberia'), "did you mean 'libero'"),
+        (config(action_mode='delta_ee'), 'action_mode'),
+        (config(max_action_dim=5), 'output_features'),
+        *(
+            (config(action_mode=mode), rf"6 numbers, and action_mode '{mode}' {lengths}: .*'auto'")
+            for mode, lengths in (
+                ('ee6d', r'10 \(one arm\) or 20'),
+                ('joint', r'7 \(one arm\) or 14'),
+                ('agibot_ee6d', r'10 \(one arm\) or 20'),
+                ('franka_joint7', '7'),
+            )
+        ),
+        (of_libero('ee6d', 7), r"output_features: action .*LIBERO's .*\[10\]"),
+        (of_libero('joint', 7), 'action_mode'),
+        # Twenty numbers are none of LIBERO's.
+        (of_libero('ee6d', 20), '--pose-rotation'),
+        (both(config(action_mode='ee6d'), of_arm()), '--pose-rotation'),
+        (
+            both(config(action_mode='ee6d'), of_arm(), given(pose_rotation='euler_sxyz')),
+            r'--pose-rotation euler_sxyz: .*six numbers: .*rotation_6d_interleaved',
+        ),
+        (config(action_mode='so101_bimanual', use_proprio=False), 'use_proprio'),
+        (config(pad_language_to='longest'), 'pad_language_to'),
+        (step(2, padding='do_not_pad'), 'padding'),
+        (step(3, image_keys=['image']), 'image_keys'),
+        (without_step('xvla_imagenet_normalize'), 'xvla_imagenet_normalize'),
+        # 255 times as bright, and normalised before they are scaled.
+        (with_step('xvla_image_scale'), 'xvla_imagenet_normalize, xvla_image_scale in this order'),
+        (
+            both(without_step('xvla_image_to_float'), with_step('xvla_image_to_float')),
+            'expected xvla_image_to_float, xvla_imagenet_normalize: take',
+        ),
+        (normalised_images(), 'VISUAL: MEAN_STD .*IDENTITY: the policy prepares images'),
+        (florence('text_config', activation_function='relu'), 'activation_function'),
+        (florence('vision_config', num_heads=[2, 3, 4]), 'vision.num_heads'),
+        (florence('vision_config', num_groups=[2, 3, 5, 6]), 'vision.groups'),
+        (florence('vision_config', window_size=0), 'window_size'),
+        (florence('vision_config', image_feature_source=['last_frame']), 'image_feature_source'),
+        (config(num_heads=5), 'num_heads'),
+        (config(dim_time=14), 'max_state_dim'),
+        (config(max_len_seq=80), 'max_len_seq'),
+        (config(tokenizer_max_length=90), 'max_length'),
+        (config(resize_imgs_with_padding=None), 'images of'),
+        (config(resize_imgs_with_padding=[640, 640]), 'image'),
+        (lost('policy_preprocessor.json'), 'policy_preprocessor.json'),
+        (without('aux_visual_proj.bias'), 'view_projection.bias'),
+        (without('action_decoder.bias'), 'action_decoder.bias'),
+        (without('action_encoder.fc'), 'action_encoder.weight'),
+        (without('image_projection'), 'vision.projection.weight'),
+        (without('embed_tokens'), 'text.embedding.weight'),
+        (
+            tensors(lambda t: {k: v[:, :-1] if 'decoder.fc' in k else v for k, v in t.items()}),
+            'whole number',
+        ),
+    ],
     'openvla': [
         (config(use_fused_vision_backbone=False), 'use_fused_vision_backbone'),
         (config(arch_specifier='no-align+linear'), 'arch_specifier'),
@@ -773,6 +1312,16 @@ TVF = 'preprocessor_config.json has {}: '
 NOTED: list[tuple[str, Change, str, str | None]] = [
     ('act', renamed_cameras(front='top'), '--rename_map', '--rename_map'),
     ('act', renamed_cameras(front='top'), 'absent', None),
+    # What needs all its cameras has no use for one that is said to be absent.
+    (
+        'molmoact2',
+        both(of_statistics('top'), step(5, allow_image_key_fallback=False)),
+        'absent',
+        None,
+    ),
+    ('vla_jepa', of_statistics('image'), 'absent', None),
+    ('vla_jepa', config(gripper_threshold=1), 'is switched at', 'is switched at 1, as'),
+    ('smolvla', of_statistics('top'), 'absent', 'wrist=absent'),
     (
         N17_NVIDIA,
         written(letter_box_transform=True, **OPENCV, shortest_image_edge=64),
@@ -791,6 +1340,8 @@ NOTED: list[tuple[str, Change, str, str | None]] = [
             ('tvf_normalize_params', [{'std': [0.1] * 3}]),
         )
     ),
+    ('xvla', AS_WRITTEN, 'LeRobot computes', None),
+    ('xvla', config(dtype='bfloat16'), 'LeRobot computes', 'bfloat16'),
     ('openvla_oft', oft_statistics('my_robot'), 'my_robot', 'my_robot'),
     ('openvla_oft', AS_WRITTEN, 'lora_adapter/', 'merged'),
     ('openvla_oft', Change(lambda f: shutil.rmtree(f / 'lora_adapter')), 'lora_adapter/', None),
@@ -840,6 +1391,20 @@ def text_of(plan: ExportPlan) -> str:
     }
     beside = yaml.safe_dump({'statistics': statistics}, default_flow_style=None, width=100)
     return dump_spec(replace(plan.spec, source=source)) + beside
+
+
+def test_rotations_of_xvla_are_written_as_one_says(tmp_path: Path) -> None:
+    arm = both(config(action_mode='ee6d'), of_arm())
+    plan = planned('xvla', tmp_path / 'form', both(arm, given(pose_rotation=INTERLEAVED)))
+    (pose,) = plan.spec.poses
+    assert (pose.name, pose.form, pose.actions) == ('left', INTERLEAVED, ARM[:9])
+    # Also where the folder shows another form.
+    libero = both(of_libero('ee6d', 10), given(pose_rotation=INTERLEAVED))
+    (pose,) = planned('xvla', tmp_path / 'libero', libero).spec.poses
+    assert pose.form == INTERLEAVED
+    named = given(poses={'tool': ARM[:9]}, pose_rotation='rotation_6d_rows')
+    (pose,) = planned('xvla', tmp_path / 'pose', both(arm, named)).spec.poses
+    assert (pose.name, pose.form, pose.frame) == ('tool', 'rotation_6d_rows', 'base')
 
 
 def test_no_golden_file_is_without_a_folder() -> None:

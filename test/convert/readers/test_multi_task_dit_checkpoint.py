@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_convert.export.conversion import plan_export, write_export
-from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.multi_task_dit.networks import Dit
+from vla_runtime.models.base.flow_network import build_network
+from vla_runtime.models.multi_task_dit import Dit
 
 CASE = shipped('multi_task_dit_a')
 

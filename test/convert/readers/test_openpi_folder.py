@@ -6,6 +6,7 @@ import json
 
 import pytest
 from checkpoint_folders import (
+    draft_of,
     lerobot_folder,
     openpi_statistics,
     tiny_tensors,
@@ -15,7 +16,6 @@ from checkpoint_folders import (
 from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import plan_export
-from vla_convert.readers.pi import read_openpi_folder
 from vla_runtime.files.json_file import JsonError
 
 REFUSED = (ExportError, JsonError)
@@ -29,14 +29,14 @@ def folder(tmp_path):
 def test_a_trained_folder_without_config_says_even_less(tmp_path):
     tensors = tiny_tensors()
     folder = write_openpi_folder(tmp_path / 'p', tensors, openpi_statistics(), horizon=None)
-    facts = read_openpi_folder(folder, 'pi05')
-    assert (facts.horizon, facts.action_dim, facts.variant) == (None, None, None)
+    draft = draft_of(folder)
+    assert (draft.horizon, draft.action_dim, draft.variant) == (None, None, None)
 
 
 def test_statistics_without_their_outer_key_are_read(tmp_path):
     numbers = openpi_statistics()
     folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), numbers, outer_key=False)
-    assert read_openpi_folder(folder, 'pi05').statistics['state.mean'].shape == (6,)
+    assert draft_of(folder).statistics['state.mean'].shape == (6,)
 
 
 class TestFindingStatistics:
@@ -48,31 +48,31 @@ class TestFindingStatistics:
 
     def test_several_are_asked_about(self, folder):
         self.add(folder)
-        (question,) = read_openpi_folder(folder, 'pi05').questions
+        (question,) = draft_of(folder).missing.questions
         assert question.option == '--asset-id'
         assert 'lab/arm, other' in question.wanted
 
     def test_one_of_several_is_chosen(self, folder):
         self.add(folder)
-        facts = read_openpi_folder(folder, 'pi05', asset_id='other')
-        assert facts.statistics['state.mean'].shape == (7,)
+        draft = draft_of(folder, asset_id='other')
+        assert draft.statistics['state.mean'].shape == (7,)
 
     def test_none_are_asked_for(self, tmp_path):
         folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), {}, asset_id=None)
-        facts = read_openpi_folder(folder, 'pi05')
-        assert facts.statistics is None
-        assert [question.option for question in facts.questions] == ['--statistics']
+        draft = draft_of(folder)
+        assert draft.statistics is None
+        assert [question.option for question in draft.missing.questions] == ['--statistics']
 
     def test_none_are_supplied(self, tmp_path):
         folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), {}, asset_id=None)
         given = self.add(tmp_path)
-        facts = read_openpi_folder(folder, 'pi05', statistics_file=given)
-        assert facts.statistics['actions.mean'].shape == (7,)
-        assert 'asset_id' not in facts.source
+        draft = draft_of(folder, statistics=given)
+        assert draft.statistics['actions.mean'].shape == (7,)
+        assert 'asset_id' not in draft.source
 
     def test_a_file_beside_the_folders_own_is_a_contradiction(self, folder, tmp_path):
         with pytest.raises(REFUSED, match='--statistics'):
-            read_openpi_folder(folder, 'pi05', statistics_file=self.add(tmp_path))
+            draft_of(folder, statistics=self.add(tmp_path))
 
 
 class TestAlohasJoints:
@@ -91,14 +91,14 @@ class TestAlohasJoints:
         return write_openpi_folder(tmp_path / 'aloha', tiny_tensors(), numbers)
 
     def test_the_convention_is_asked_for(self, aloha):
-        (question,) = read_openpi_folder(aloha, 'pi05').questions
+        (question,) = draft_of(aloha).missing.questions
         assert question.option == '--adapt-to-pi'
-        assert read_openpi_folder(aloha, 'pi05', adapt_to_pi=False).questions == ()
+        assert draft_of(aloha, adapt_to_pi=False).missing.questions == ()
 
     def test_the_answer_is_the_joint_space(self, aloha):
-        assert read_openpi_folder(aloha, 'pi05', adapt_to_pi=False).joint_space is None
-        facts = read_openpi_folder(aloha, 'pi05', adapt_to_pi=True)
-        assert (facts.joint_space, facts.questions) == ('openpi_aloha', ())
+        assert draft_of(aloha, adapt_to_pi=False).joint_space is None
+        draft = draft_of(aloha, adapt_to_pi=True)
+        assert (draft.joint_space, draft.missing.questions) == ('openpi_aloha', ())
 
     @pytest.mark.parametrize('answer', [True, False])
     def test_the_bundle_has_it(self, tmp_path, answer):
@@ -130,10 +130,12 @@ class TestAlohasJoints:
 
     def test_it_is_asked_by_the_actions_that_are_named(self, aloha):
         for actions, asked in ((14, 1), (16, 1), (13, 0), (6, 0)):
-            assert len(read_openpi_folder(aloha, 'pi05', actions=actions).questions) == asked
+            names = tuple(map(str, range(actions)))
+            draft = draft_of(aloha, action_names=names)
+            assert len(draft.missing.questions) == asked
 
     def test_other_robots_are_not_asked(self, tmp_path):
         for length in (7, 8, 12):
             numbers = openpi_statistics(length)
             folder = write_openpi_folder(tmp_path / f'{length}', tiny_tensors(), numbers)
-            assert read_openpi_folder(folder, 'pi05').questions == ()
+            assert draft_of(folder).missing.questions == ()

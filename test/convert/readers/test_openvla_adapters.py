@@ -108,6 +108,13 @@ def test_statistics_of_the_policy_below_do_not_stand_for_those_of_the_training(a
         plan(adapter, base)
 
 
+def test_an_adapter_of_a_table_alone_is_refused_as_one_that_is_not_merged(adapter, base):
+    path = adapter / 'adapter_model.safetensors'
+    save_file({'base_model.model.embed.lora_embedding_A': torch.zeros(2, 3)}, path)
+    with pytest.raises(ExportError, match=r'lora_embedding_A.*merge_and_unload'):
+        plan(adapter, base)
+
+
 def test_an_adapter_of_another_policy_is_refused_by_its_module(adapter, base):
     path = adapter / 'adapter_model.safetensors'
     tensors = {name.replace('q_proj', 'w_proj'): t for name, t in load_file(path).items()}

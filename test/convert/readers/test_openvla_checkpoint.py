@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
-from vla_runtime.families.openvla.declaration import ActionBins
+from vla_runtime.declarations.openvla import ActionBins
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation

@@ -13,7 +13,8 @@ from tiny_policy import tiny_spec
 from vla_runtime.bundle import schema as bundle_schema
 from vla_runtime.bundle.rules import LIMITS, PREFIX_LIMIT, check_spec, dump_spec, parse_spec
 from vla_runtime.bundle.schema import STATISTICS, STATISTICS_OF, BundleSpec
-from vla_runtime.families.pi.declaration import PI05
+from vla_runtime.declarations.pi import PI05
+from vla_runtime.family.dimensions import limits_of
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.typed_yaml import key_of
 
@@ -64,7 +65,7 @@ def test_sizes_and_limits_are_true():
         names = [field.name for field in fields(getattr(PI05, stack))]
         sizes = [getattr(getattr(PI05, stack), name) for name in names]
         assert sorted(map(int, rows[stack].split(', '))) == sorted(sizes)
-        most = [find_family('pi05').limits[f'{stack}.{name}'] for name in names]
+        most = [limits_of(find_family('pi05').dims)[f'{stack}.{name}'] for name in names]
         assert list(map(int, limits[stack].split(', '))) == most
     for name in ('vocabulary', 'cameras', 'prompt_length', 'horizon', 'action_dim', 'state_dim'):
         assert int(rows[name]) == getattr(PI05, name)

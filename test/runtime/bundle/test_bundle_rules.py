@@ -24,11 +24,12 @@ from vla_runtime.bundle.schema import (
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.success import spec_identity
 from vla_runtime.bundle.summary import describe
-from vla_runtime.families.bundle_contents import check_contents
-from vla_runtime.families.pi.declaration import PI0, PiDims
+from vla_runtime.declarations.pi import PI0, PiDims
+from vla_runtime.family.dimensions import limits_of
 from vla_runtime.family.listing import find_family
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.field_error import FieldError
+from vla_runtime.models.shapes.bundle_contents import check_contents
 
 PI0_TWO_CAMERAS = replace(PI0, cameras=2)
 
@@ -132,7 +133,7 @@ DEFECTS: dict[str, tuple[str, str, str]] = {
 
 
 ALL_LIMITS = LIMITS | {
-    f'dimensions.{field}': limit for field, limit in find_family('pi05').limits.items()
+    f'dimensions.{field}': limit for field, limit in limits_of(find_family('pi05').dims).items()
 }
 
 
@@ -360,7 +361,11 @@ IDENTITY = '6bae8704a9a0d054a2f474252eab3a23f9af7b0df5b9d2ddd98e944dc36b3990'
         (replace(WITHOUT, prompt=WITH.prompt), 'field prompt'),
         (replace(WITHOUT, tokenizer='a.json'), 'field tokenizer'),
         (replace(WITHOUT, images=ImageSpec('none', 'bilinear')), 'its resample is none'),
-        (replace(WITHOUT, images=ImageSpec('centre', 'bilinear')), 'field normalisation.images'),
+        (replace(WITHOUT, images=ImageSpec('centre', 'bilinear')), 'field images.bars'),
+        (
+            replace(WITHOUT, images=ImageSpec('letterbox', 'bicubic_pillow', fill=(1, 1, 1))),
+            'field normalisation.images',
+        ),
         (
             replace(WITHOUT, dims=replace(WITHOUT.dims, images=((9000, 64),))),
             'field dimensions.images',
@@ -408,6 +413,7 @@ PI05 = tiny_spec('pi05')
 @pytest.mark.parametrize(
     ('spec', 'field'),
     [
+        (replace(WITH, images=replace(WITH.images, averaged=(32, 32))), 'images.averaged'),
         (replace(WITHOUT, images=replace(WITHOUT.images, bars=-3.0)), 'images.bars'),
         (replace(WITH, images=replace(WITH.images, bars=-9.0)), 'images.bars'),
         (replace(WITH, prompt=replace(WITH.prompt, state_bins=32)), 'prompt.state_bins'),
@@ -428,3 +434,19 @@ def test_what_early_releases_did_is_read_back_and_makes_another_bundle():
     )
     assert parse_spec(dump_spec(early)) == early
     assert spec_identity(early) != spec_identity(PI05)
+
+
+@pytest.mark.parametrize(
+    ('family', 'changes', 'field'),
+    [
+        ('pi05', {}, 'dimensions.horizon'),
+        ('groot_n17', {'real_horizon': 5}, 'dimensions.real_horizon'),
+    ],
+)
+def test_a_trained_delay_is_judged_by_the_actions_that_reach_the_robot(family, changes, field):
+    spec = tiny_spec(family)
+    spec = replace(spec, dims=replace(spec.dims, **changes))
+    check_spec(replace(spec, trained_delay_steps=spec.real_horizon))
+    with pytest.raises(FieldError) as refused:
+        check_spec(replace(spec, trained_delay_steps=spec.real_horizon + 1))
+    assert refused.value.field == 'trained_delay_steps' and f'({field})' in refused.value.message

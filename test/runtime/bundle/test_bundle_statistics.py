@@ -127,7 +127,7 @@ def test_a_lower_and_an_upper_end_of_different_shapes_are_refused():
     spec = replace(spec, normalisation=replace(spec.normalisation, actions='clipped_range'))
     ends = {
         'actions.low': np.full(COUNT, -1.0),
-        'actions.high': np.full((spec.horizon, COUNT), 1.0),
+        'actions.high': np.full((spec.real_horizon, COUNT), 1.0),
     }
     with pytest.raises(FieldError, match=r'actions\.high'):
         check_statistics(spec, {**statistics(), **ends})

@@ -5,24 +5,36 @@ from __future__ import annotations
 import numpy as np
 from tensorrt_machine import STEPS
 
-from vla_runtime.engines.protocol import PolicyEngine, StepInputs
-from vla_runtime.families.smolvla.dimensions import SmolVlaDims
+from vla_runtime.declarations.smolvla import SmolVlaDims
+from vla_runtime.engines.protocol import SLOTS, PolicyEngine, StepInputs
 from vla_runtime.inference.denoise import denoise, flow_times
 
 
-def encode(engine: PolicyEngine, rows: int, seed: int, slot: int = 0) -> None:
+def encode(
+    engine: PolicyEngine,
+    rows: int,
+    seed: int,
+    slot: int = 0,
+    session: int = 0,
+    *,
+    images: bool = True,
+) -> None:
+    """Encode drawn images and prompts into a slot of a session; `images` False: the prompts."""
     random = np.random.default_rng(seed)
     dims = engine.dims
     for camera in range(dims.cameras):
         size = dims.vision.image_size
-        engine.encode_image(camera, random.uniform(-1, 1, (3, size, size)).astype(np.float32))
+        pixels = random.uniform(-1, 1, (3, size, size)).astype(np.float32)
+        if images:
+            engine.encode_image(session * dims.cameras + camera, pixels)
     mask = np.ones((rows, dims.prompt_length), bool)
     mask[:, 20:] = False
     tokens = random.integers(0, dims.vocabulary, mask.shape)
     prompt = {'tokens': tokens, 'token_mask': mask}
     if isinstance(dims, SmolVlaDims):
         prompt['state'] = random.standard_normal((rows, dims.state_dim), np.float32)
-    engine.encode_prefix(np.array([True, seed % 2 == 0]), prompt, slot)
+    seen = np.array([True, seed % 2 == 0])
+    engine.encode_prefix(seen, prompt, session * SLOTS + slot)
 
 
 def step_inputs(engine: PolicyEngine, rows: int, seed: int, steps: int = STEPS) -> StepInputs:

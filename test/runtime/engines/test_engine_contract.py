@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,13 +15,15 @@ from tensorrt_machine import STEPS, Machine, linked_copy, write_exported_policy
 from tiny_policy import tiny_dims
 
 from vla_runtime.engines.onnx.engine import OnnxEngine
-from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.engines.protocol import SLOTS, PolicyEngine
 from vla_runtime.engines.torch.loading import load_torch_engine
 from vla_runtime.inference.denoise import denoise, flow_times
+from vla_runtime.models.base.flow_network import empty_network
+from vla_runtime.models.shapes.traced_shapes import trace_shapes
 
 FEATURES = {
-    'torch': {'jacobian', 'action_time', 'overlap', 'packed', 'sessions', 'together'},
-    'onnxruntime': {'overlap', 'sessions'},
+    'torch': {'jacobian', 'action_time', 'overlap', 'packed', 'together'},
+    'onnxruntime': {'overlap'},
     'tensorrt': set(),
 }
 
@@ -84,6 +87,41 @@ def test_each_slot_keeps_its_own_prefix_of_each_number_of_rows(engine):
     engine.use_prefix(2, 0)
     denoise(engine, step_inputs(engine, 2, seed=3))
     assert engine.read_velocity().shape == (2, *inputs.x.shape)
+
+
+@pytest.mark.parametrize('rows', [1, 2])
+def test_sessions_keep_image_tokens_and_prefixes_of_their_own(engine, rows: int):
+    inputs = step_inputs(engine, rows, seed=3)
+
+    def denoised(session: int, slot: int = 0, *, by_step: bool = False) -> np.ndarray:
+        engine.use_prefix(rows, session * SLOTS + slot)
+        return denoise(engine, inputs, (lambda *step: None) if by_step else None)
+
+    alone = []
+    for seed in (5, 6, 7):
+        encode(engine, rows, seed)
+        alone.append(denoised(0))
+    assert not np.array_equal(alone[1], alone[2])
+    assert [engine.open_session() for _ in range(2)] == [1, 2]
+    for session in range(3):
+        encode(engine, rows, 5 + session, session=session)
+    for session in (2, 0, 1):
+        np.testing.assert_array_equal(denoised(session), alone[session])
+        np.testing.assert_array_equal(denoised(session, by_step=True), alone[session])
+    # Over images that others did not touch; the other slot is as it was.
+    encode(engine, rows, 6, 1, session=1, images=False)
+    encode(engine, rows, 5, session=2)
+    np.testing.assert_array_equal(denoised(1, 1), alone[1])
+    np.testing.assert_array_equal(
+        [denoised(session) for session in range(3)], [alone[0], alone[1], alone[0]]
+    )
+
+
+def test_a_session_says_what_its_images_and_slots_take(engine):
+    shapes = trace_shapes(empty_network('pi05', engine.dims))
+    numbers = engine.dims.cameras * math.prod(shapes.image_tokens)
+    slots = [tensor for rows in (1, 2) for tensor in shapes.past_buffers(rows).values()]
+    assert engine.session_bytes == 4 * numbers + SLOTS * sum(tensor.nbytes for tensor in slots)
 
 
 def test_steps_one_by_one_are_the_loop_and_move_x_by_dt_times_velocity(engine):

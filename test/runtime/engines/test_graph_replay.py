@@ -9,7 +9,7 @@ from fake_cuda import CUresult, FakeCuda
 from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.graphed_work import GraphedWork
-from vla_runtime.engines.tensorrt.engine import GraphCapturer
+from vla_runtime.engines.tensorrt.cuda_graph import GraphCapturer
 
 FAILURE = CUresult.CUDA_ERROR_LAUNCH_FAILED
 

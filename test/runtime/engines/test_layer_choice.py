@@ -13,7 +13,7 @@ from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.engines.recorded_cases import BOUNDS
 from vla_runtime.engines.torch.buffers import Variant
-from vla_runtime.engines.torch.layer_choice import LayerChoice, Part, largest_error, remedy
+from vla_runtime.engines.torch.layer_choice import LayerChoice, ShapedStep, largest_error, remedy
 from vla_runtime.engines.triton_option import check_triton
 from vla_runtime.policy import Policy
 
@@ -35,12 +35,12 @@ class Step:
         self._error = error
 
     def chosen(self, fault: str = '') -> LayerChoice:
-        def inspect(part: Part, form: Any) -> str:
-            self.looked_at.append(part.shape)
+        def inspect(step: ShapedStep, form: Any) -> str:
+            self.looked_at.append(step.shape)
             return fault
 
-        parts = [self._part(shape) for shape in self._error]
-        choice = LayerChoice(parts, self.layers, self._make, BOUND, inspect)
+        steps = [self._step(shape) for shape in self._error]
+        choice = LayerChoice(steps, self.layers, self._make, BOUND, inspect)
         choice.compare()
         choice.compare()
         return choice
@@ -49,13 +49,13 @@ class Step:
         self.made += 1
         return 'form'
 
-    def _part(self, shape: Variant) -> Part:
+    def _step(self, shape: Variant) -> ShapedStep:
         output = torch.zeros(2)
 
         def work() -> None:
             output.fill_(self._error[shape] if shape in self.layers else 0.0)
 
-        return Part(shape, work, lambda: {'x': output.clone()})
+        return ShapedStep(shape, work, lambda: {'x': output.clone()})
 
 
 def test_what_is_right_in_all_shapes_is_taken():

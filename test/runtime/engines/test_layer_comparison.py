@@ -1,6 +1,6 @@
 """Other forms of an expert's layers are used only where each layer is as right as its operators.
 
-The faults are planted in `FusedExpert`, which stands for the other form: Triton's interpreter has
+The faults are planted in `JoinedExpert`, which stands for the other form: Triton's interpreter has
 no bfloat16, in which a whole network hides them.
 """
 
@@ -22,31 +22,31 @@ from torch.nn import functional as F
 from vla_runtime.engines.torch import cuda_graph, layer_trial
 from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
-from vla_runtime.families.blocks.layers import gelu_tanh
 from vla_runtime.inference.denoise import flow_times
+from vla_runtime.models.blocks.expert import JoinedExpert, Past
+from vla_runtime.models.blocks.layers import gelu_tanh
 
 FAMILIES = ['pi05', 'pi0', 'smolvla']
 HALF = [torch.bfloat16, torch.float16]
 
 
-class Right(FusedExpert):
+class Right(JoinedExpert):
     """The operators once more."""
 
 
-class LastKeyHidden(FusedExpert):
+class LastKeyHidden(JoinedExpert):
     def load(self, mask: Tensor, own: Past | None, cross: Past | None = None) -> None:
         last = mask.cumsum(dim=1).argmax(dim=1, keepdim=True)
         super().load(mask.scatter(1, last, False), own, cross)
 
 
-class NoValues(FusedExpert):
+class NoValues(JoinedExpert):
     def load(self, mask: Tensor, own: Past | None, cross: Past | None = None) -> None:
         zeroed = [past and (past[0], torch.zeros_like(past[1])) for past in (own, cross)]
         super().load(mask, *zeroed)
 
 
-class KeysReversed(FusedExpert):
+class KeysReversed(JoinedExpert):
     """Keys whose rotary positions are those of other tokens."""
 
     def load(self, mask: Tensor, own: Past | None, cross: Past | None = None) -> None:
@@ -54,7 +54,7 @@ class KeysReversed(FusedExpert):
         super().load(mask, *turned)
 
 
-class OtherActivation(FusedExpert):
+class OtherActivation(JoinedExpert):
     def __init__(self, blocks: Sequence[Any], *rest: Any) -> None:
         changed = [copy(block) for block in blocks]
         for block in changed:
@@ -64,21 +64,21 @@ class OtherActivation(FusedExpert):
         super().__init__(changed, *rest)
 
 
-class NoGate(FusedExpert):
+class NoGate(JoinedExpert):
     """Residuals without the gate, or twice where there is none."""
 
     def _add(self, product: Tensor, modulation: Any) -> None:
         super()._add(2 * product if modulation is None else product, None)
 
 
-class FirstTokensNorm(FusedExpert):
+class FirstTokensNorm(JoinedExpert):
     """Scale and shift of every token are the first one's."""
 
     def _normalise(self, scale: Any, modulation: Any, epsilon: float) -> None:
         super()._normalise(scale, modulation and [part[:, :1] for part in modulation], epsilon)
 
 
-class FirstTokensGate(FusedExpert):
+class FirstTokensGate(JoinedExpert):
     """The gate of every token is the first one's."""
 
     def _add(self, product: Tensor, modulation: Any) -> None:
@@ -130,7 +130,7 @@ def test_a_form_with_a_fault_is_not_used(family, dtype, form, monkeypatch):
     assert engine.triton == 'off'
     assert 'denoise eager (in Triton kernels ' in engine.why_triton
     chunk_of(engine)
-    assert laid_out_in(engine) == {FusedExpert}
+    assert laid_out_in(engine) == {JoinedExpert}
 
 
 @pytest.mark.parametrize('form', [FirstTokensNorm, FirstTokensGate])
@@ -144,7 +144,7 @@ def test_a_fault_with_a_flow_time_for_each_action_is_found_where_such_steps_run(
         assert engine.triton == ('off' if compared else 'on'), engine.why_triton
         # What was not compared runs in the operators.
         assert np.array_equal(*(chunk_of(one, clean_actions=2) for one in (engine, plain)))
-        assert FusedExpert in laid_out_in(engine)
+        assert JoinedExpert in laid_out_in(engine)
 
 
 # The first comparison has whole prompts: a form is built 10 times there and run 12 times, for the
@@ -157,7 +157,7 @@ def test_after_an_error_of_any_kind_the_operators_run(when, good, monkeypatch, c
     class OddError(Exception):
         pass
 
-    class Failing(FusedExpert):
+    class Failing(JoinedExpert):
         def _fail_at(self, point: str) -> None:
             calls.extend([point] * (point == when))
             if len(calls) > good:
@@ -182,7 +182,7 @@ def test_after_an_error_of_any_kind_the_operators_run(when, good, monkeypatch, c
     assert 'please report it' in caplog.text
     calls.clear()
     assert np.array_equal(chunk_of(engine), chunk_of(TorchEngine(seeded_network('pi05'))))
-    assert laid_out_in(engine) == {FusedExpert} and not calls
+    assert laid_out_in(engine) == {JoinedExpert} and not calls
 
 
 def test_a_trial_captures_no_graph_that_stays_and_none_without_work(monkeypatch, recwarn):
@@ -203,7 +203,7 @@ def test_a_capture_that_fails_in_a_trial_leaves_the_operators_their_graphs(monke
     monkeypatch.setattr(torch_engine, 'captures_graphs', lambda device: True)
     monkeypatch.setattr(cuda_graph, 'CudaGraphCapture', RecordedGraphs)
 
-    class Waiting(FusedExpert):
+    class Waiting(JoinedExpert):
         def __call__(self, *arguments: Any) -> Tensor:
             found = super().__call__(*arguments)
             return found.mul_(1.0 + 0.0 * found.sum().item())
@@ -211,12 +211,12 @@ def test_a_capture_that_fails_in_a_trial_leaves_the_operators_their_graphs(monke
     engine = engine_of('pi05', Waiting, torch.float32, monkeypatch)
     assert 'denoise eager (cannot be captured: RuntimeError: operation not' in engine.why_triton
     chunk_of(engine)
-    assert laid_out_in(engine) == {FusedExpert}
+    assert laid_out_in(engine) == {JoinedExpert}
     assert set(engine.cuda_graph.values()) == {'captured'}
 
 
 def test_a_number_that_is_none_is_a_fault(monkeypatch):
-    class NotANumber(FusedExpert):
+    class NotANumber(JoinedExpert):
         def _add(self, product: Tensor, modulation: Any) -> None:
             super()._add(product * float('nan'), modulation)
 

@@ -370,7 +370,7 @@ _LOAD = """
 import sys
 from pathlib import Path
 {prepare}
-from vla_runtime.families.pi.declaration import PI05
+from vla_runtime.declarations.pi import PI05
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 try:
     TensorRTEngine.load(Path('no_bundle'), 'pi05', PI05, files=dict(), device='cuda',

@@ -22,9 +22,9 @@ from vla_runtime.engines.torch import weights
 from vla_runtime.engines.torch.cuda_graph import Capturer
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.loading import load_torch_engine
-from vla_runtime.families.flow_network import build_network
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.settings import row_weights
+from vla_runtime.models.base.flow_network import build_network
 
 pytestmark = pytest.mark.cases
 

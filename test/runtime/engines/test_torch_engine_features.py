@@ -11,12 +11,13 @@ from tiny_policy import tiny_dims
 
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
-from vla_runtime.families.pi.networks import PiNetwork
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.real_time_chunking import plan_weights
 from vla_runtime.inference.settings import row_weights
+from vla_runtime.models.base.flow_network import build_network
+from vla_runtime.models.base.flow_step import DenoiseStep, JacobianDenoiseStep
+from vla_runtime.models.pi import PiNetwork
+from vla_runtime.models.shapes.traced_shapes import trace_shapes
 
 STEPS = 4
 families = pytest.mark.parametrize('family', ['pi05', 'pi0'])
@@ -88,6 +89,9 @@ def planned(engine: TorchEngine, **changes) -> StepInputs:
 @pytest.fixture
 def double_precision(monkeypatch):
     """Run the real networks wholly in float64: what casts to float32 casts to float64 instead."""
+    # Engines trace their shapes once a process, in float32.
+    for family in ('pi05', 'pi0'):
+        trace_shapes(seeded_network(family))
     monkeypatch.setattr(torch.Tensor, 'float', torch.Tensor.double)
 
 

@@ -1,12 +1,17 @@
-"""The torch engine with CUDA graphs, recorded and replayed on a CPU, against eager plain runs."""
+"""The torch engine with CUDA graphs, recorded and replayed on a CPU, against eager runs.
+
+The eager engine's network is not joined: its layers run one by one.
+"""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from joined_networks import EXPERTS, in_precision, kernel_of_lengths
 from network_cases import random_network
 from plain_lengths import attend_by_lengths
 from recorded_graphs import RecordedGraphs
@@ -18,28 +23,22 @@ from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.cuda_graph import Capturer, vision_of
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families.blocks.fused_attention import OwnLayers, _PackedKeys
-from vla_runtime.families.blocks.fused_lengths import FirstKeys, Kernel
-from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.flow_network import FlowNetwork, build_network
-from vla_runtime.families.pi.networks import FusedPi
-from vla_runtime.families.smolvla.networks import FusedSmolVla
-from vla_runtime.families.traced_shapes import row_tensors
 from vla_runtime.family.declaration import TOKEN_MASK, image_sizes
 from vla_runtime.family.step_schedule import StepSchedule
 from vla_runtime.inference.denoise import denoise, denoise_by_step, flow_times
 from vla_runtime.inference.settings import row_weights
+from vla_runtime.models.base.expert_network import ExpertNetwork
+from vla_runtime.models.base.flow_network import FlowNetwork, build_network
+from vla_runtime.models.blocks.expert_attention import SelfLayers, _PackedKeys
+from vla_runtime.models.blocks.key_lengths import FirstKeys, Kernel
+from vla_runtime.models.shapes.traced_shapes import row_tensors
 
 STEPS = 3
 FLOWS = ('pi05', 'pi0', 'smolvla', 'groot_n15', 'groot_n16', 'groot_n17', 'evo1')
 # The others' networks are captured and laid out by the same lines.
 BY_DEFAULT = ('pi05', 'smolvla', 'groot_n17')
 flows = pytest.mark.parametrize('family', thorough_but(BY_DEFAULT, FLOWS))
-cut_ones = pytest.mark.parametrize(
-    'family', thorough_but(['pi05', 'smolvla'], ['pi05', 'pi0', 'smolvla'])
-)
-FUSED = {'pi05': FusedPi, 'pi0': FusedPi, 'smolvla': FusedSmolVla}
-fused_ones = pytest.mark.parametrize('family', thorough_but(['pi05', 'smolvla'], FUSED))
+experts = pytest.mark.parametrize('family', thorough_but(['pi05', 'smolvla'], EXPERTS))
 # Rounding, through guidance and three steps; what is wrong is wrong by 1e-2.
 BOUND = 1e-4
 
@@ -52,39 +51,27 @@ def seeded_network(family: str, dtype: torch.dtype = torch.float32, **changes) -
         return build_network(family, dims)
     with torch.no_grad():
         network = random_network(family, dims)
-    for name in matrix_names(network):
-        parameter = network.get_parameter(name)
-        parameter.data = parameter.data.to(dtype)
-    return network
-
-
-def with_kernel(init, kernel: Kernel):
-    """A fused network's `__init__` with this kernel instead of the GPU's."""
-    return lambda fused, plain, static: init(fused, plain, static, kernel)
+    return in_precision(network, dtype)
 
 
 @pytest.fixture
 def engines(monkeypatch):
-    """Return an engine of a family with graphs, and an eager one of its plain modules.
+    """Return an engine of a family with graphs, and an eager one of the same weights, not joined.
 
-    With a `kernel`, the fused modules of the first attend by lengths.
+    With a `kernel`, the network of the first attends by lengths.
     """
 
     def make(
         family: str, kernel: Kernel | None = None, **changes
     ) -> tuple[TorchEngine, TorchEngine]:
-        network = seeded_network(family, **changes)
-        with monkeypatch.context() as patch:
-            patch.setattr(network, 'fused_type', None)
-            eager = TorchEngine(network)
+        network, one_by_one = (seeded_network(family, **changes) for _ in range(2))
+        one_by_one.join = lambda static_shapes: None
+        eager = TorchEngine(one_by_one)
         with monkeypatch.context() as patch:
             patch.setattr(torch_engine, 'captures_graphs', lambda device: True)
             patch.setattr(cuda_graph, 'CudaGraphCapture', RecordedGraphs)
-            if kernel is not None:
-                patch.setattr(
-                    FUSED[family], '__init__', with_kernel(FUSED[family].__init__, kernel)
-                )
-            graphed = TorchEngine(network)
+            with nullcontext() if kernel is None else kernel_of_lengths(kernel):
+                graphed = TorchEngine(network)
         steps = 1 if network.family.head == 'single' else STEPS
         for engine in (graphed, eager):
             engine.set_schedule(flow_times(steps), -1 / steps)
@@ -147,7 +134,7 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
 
 @flows
 @pytest.mark.parametrize('rows', [1, 2])
-def test_chunks_of_changing_observations_are_those_of_eager_plain_runs(engines, family, rows):
+def test_chunks_of_changing_observations_are_those_of_eager_runs(engines, family, rows):
     graphed, eager = engines(family)
     variants = ({}, {'clean_actions': 2}, {'jacobian': True})
     for seed in range(3):
@@ -227,11 +214,9 @@ def test_guidance_row_by_row_replays_over_both_slots(engines, family):
 
 
 @pytest.mark.thorough
-@fused_ones
+@experts
 @pytest.mark.parametrize('rows', [1, 2])
-def test_in_bfloat16_replays_are_those_of_eager_plain_runs_up_to_its_rounding(
-    engines, family, rows
-):
+def test_in_bfloat16_replays_are_those_of_eager_runs_up_to_its_rounding(engines, family, rows):
     graphed, eager = engines(family, dtype=torch.bfloat16)
     # A SmolVLA of random weights makes less of what it sees.
     bound = 8e-3 if family == 'smolvla' else 3e-2
@@ -250,17 +235,17 @@ def test_in_bfloat16_replays_are_those_of_eager_plain_runs_up_to_its_rounding(
 
 
 def addresses_of(prepared: object) -> list[int]:
-    """Addresses of the tensors of a fused expert, and of what its layers attend with."""
+    """Addresses of the tensors of a joined expert, and of what its layers attend with."""
     found = []
     for value in vars(prepared).values():
         if isinstance(value, torch.Tensor):
             found.append(value.data_ptr())
-        elif type(value).__module__ in (OwnLayers.__module__, FirstKeys.__module__):
+        elif type(value).__module__ in (SelfLayers.__module__, FirstKeys.__module__):
             found += addresses_of(value)
     return found
 
 
-@fused_ones
+@experts
 @pytest.mark.parametrize('kernel', [None, attend_by_lengths], ids=['masked', 'packed'])
 def test_after_its_first_chunk_a_slot_is_laid_out_at_the_same_addresses(engines, family, kernel):
     graphed, _ = engines(family, kernel)
@@ -276,13 +261,14 @@ def test_after_its_first_chunk_a_slot_is_laid_out_at_the_same_addresses(engines,
     assert graphs[0] == graphs[1] == graphs[2], 'a later chunk waits for no capture'
 
 
-@fused_ones
+@experts
 def test_what_is_laid_out_into_new_buffers_is_seen_by_no_graph(engines, family, monkeypatch):
     """A negative control: the fault that the addresses are kept for."""
-    kind = FUSED[family]
-    prepare_prefix = kind.prepare_prefix
+    prepare_prefix = ExpertNetwork.prepare_prefix
     monkeypatch.setattr(
-        kind, 'prepare_prefix', lambda fused, past, into=None: prepare_prefix(fused, past)
+        ExpertNetwork,
+        'prepare_prefix',
+        lambda network, past, into=None: prepare_prefix(network, past),
     )
     graphed, eager = engines(family)
     for seed in range(2):
@@ -293,12 +279,12 @@ def test_what_is_laid_out_into_new_buffers_is_seen_by_no_graph(engines, family, 
         assert error <= BOUND if seed == 0 else error > 1e-2
 
 
-@fused_ones
+@experts
 def test_shapes_that_depend_on_numbers_end_a_capture(engines, family, monkeypatch):
     """A negative control: dropping padded tokens, as on a CPU."""
-    kind = FUSED[family]
-    init = kind.__init__
-    monkeypatch.setattr(kind, '__init__', lambda fused, plain, static: init(fused, plain, False))
+    kind = type(seeded_network(family))
+    join = kind.join
+    monkeypatch.setattr(kind, 'join', lambda network, static_shapes: join(network, False))
     graphed, _ = engines(family)
     encode(graphed, 0, 1, slot=0)
     assert graphed.cuda_graph['prefix'] == 'eager: failed while capturing'
@@ -311,7 +297,7 @@ def length_of(engine: TorchEngine, rows: int, slot: int) -> int:
     return engine.dims.prompt_length - (len(written) - 1 - int(written.nonzero().max()))
 
 
-@cut_ones
+@experts
 def test_a_prompt_is_encoded_at_the_shortest_length_that_holds_every_row(engines, family):
     graphed, eager = engines(family, prompt_length=110)
     prompts = [
@@ -336,7 +322,7 @@ def test_a_prompt_is_encoded_at_the_shortest_length_that_holds_every_row(engines
     assert set(graphed.cuda_graph.values()) == {'captured'}
 
 
-@cut_ones
+@experts
 def test_no_prompt_waits_for_a_capture_after_the_first(engines, family):
     graphed, _ = engines(family)
     encode(graphed, 0, 1, 0, [list(range(3))])
@@ -348,7 +334,7 @@ def test_no_prompt_waits_for_a_capture_after_the_first(engines, family):
     assert RecordedGraphs.captured == before
 
 
-@cut_ones
+@experts
 def test_a_long_prompt_that_overflowed_spoils_no_shorter_one(engines, family):
     graphed, eager = engines(family)
     for engine in (graphed, eager):
@@ -360,12 +346,12 @@ def test_a_long_prompt_that_overflowed_spoils_no_shorter_one(engines, family):
     assert_close(chunk(graphed, 1, 1, 0), chunk(eager, 1, 1, 0))
 
 
-@cut_ones
+@experts
 @pytest.mark.parametrize('rows', [1, 2])
 def test_a_graph_without_masks_serves_any_number_of_valid_tokens(engines, family, rows):
     """Captured over a long prompt; the lengths that it reads lie on the device."""
     graphed, eager = engines(family, attend_by_lengths)
-    assert graphed._fused.kernel is attend_by_lengths
+    assert graphed._network.kernel is attend_by_lengths
     longest = graphed.dims.prompt_length
     for seed, tokens in enumerate([longest, 3, longest - 1, 1, 20]):
         # The second row is shorter, and has a gap.

@@ -20,8 +20,8 @@ from vla_runtime.engines.recorded_cases import Bounds
 from vla_runtime.engines.torch import layer_trial
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.layer_trial import triton_layers
-from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.inference.denoise import flow_times
+from vla_runtime.models.blocks.expert import JoinedExpert
 from vla_runtime.policy import Policy
 
 pytestmark = [needs_triton, pytest.mark.usefixtures('interpreted')]
@@ -82,7 +82,7 @@ def test_steps_that_were_not_compared_run_in_the_operators():
     layer_trial.choose_layers(engine, 'float32')
     assert engine.triton == 'on'
     assert np.array_equal(*(chunks(one, clean_actions=2) for one in (engine, plain)))
-    assert laid_out_in(engine) == [FusedExpert]
+    assert laid_out_in(engine) == [JoinedExpert]
 
 
 # Faults in what a modulation for each token runs alone, by the text of the kernels.
@@ -102,7 +102,7 @@ BY_TOKEN_FAULTS = {
 @pytest.mark.thorough
 @pytest.mark.parametrize('fault', BY_TOKEN_FAULTS)
 def test_a_fault_in_modulations_by_token_is_found_at_load(fault, monkeypatch, tmp_path):
-    from vla_runtime.families.blocks import triton_expert
+    from vla_runtime.models.triton import expert as triton_expert
 
     monkeypatch.setattr(triton_expert, 'kernels', spoiled(*BY_TOKEN_FAULTS[fault], tmp_path))
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
@@ -129,7 +129,7 @@ AROUND_FAULTS = {
 @pytest.mark.thorough
 @pytest.mark.parametrize('fault', AROUND_FAULTS)
 def test_a_fault_around_the_layers_is_found_at_load(fault, monkeypatch, tmp_path):
-    from vla_runtime.families.blocks import triton_step
+    from vla_runtime.models.triton import step as triton_step
 
     monkeypatch.setattr(
         triton_step, 'kernels', spoiled(*AROUND_FAULTS[fault], tmp_path, triton_step.kernels)
@@ -145,7 +145,7 @@ def test_a_fault_around_the_layers_is_found_at_load(fault, monkeypatch, tmp_path
 
 def spoiled(text: str, instead: str, folder: Path, module: Any = None) -> Any:
     """A module of kernels, by default of the layers', with another text in it."""
-    from vla_runtime.families.blocks import triton_kernels
+    from vla_runtime.models.triton import kernels as triton_kernels
 
     source = Path((module or triton_kernels).__file__).read_text()
     assert source.count(text) == 1
@@ -164,7 +164,7 @@ def laid_out_in(engine: TorchEngine) -> list[type]:
 def test_kernels_that_share_more_memory_than_the_gpu_has_are_not_used(monkeypatch):
     from triton.runtime.errors import OutOfResources
 
-    from vla_runtime.families.blocks import triton_expert
+    from vla_runtime.models.triton import expert as triton_expert
 
     real = triton_expert.kernels
 
@@ -194,12 +194,12 @@ class Wrong:
     """Layers that leave out the last key of every row."""
 
     def __new__(cls, *arguments: Any) -> Any:
-        from vla_runtime.families.blocks.triton_expert import TritonExpert
+        from vla_runtime.models.triton.expert import TritonExpert
 
         class OneKeyTooFew(TritonExpert):
-            def load(self, mask, own, cross=None):
-                super().load(mask, own, cross)
-                self._own.lengths -= 1
+            def load(self, mask, self_past, cross_past=None):
+                super().load(mask, self_past, cross_past)
+                self._self_layers.lengths -= 1
 
         return OneKeyTooFew(*arguments)
 

@@ -2,8 +2,8 @@
 
 A hypothesis state machine drives an executor with random chunks (late, dropped, duplicated,
 reordered, of other episodes, broken), measured states that stop, lag or lie, clocks that jump,
-ticks that come late, and parameters that change. A model beside it, built from what was put in and
-what came out, says what is allowed.
+ticks that come late, parameters that change, and a person who pauses, sends it home and leads it.
+A model beside it, built from what was put in and what came out, says what is allowed.
 """
 
 import math
@@ -30,6 +30,7 @@ from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import Command, CommandKind, Reason, SubmitResult
 from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.leader import LeaderMode, LeaderParameters
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.states import State
@@ -53,6 +54,8 @@ LIMITS = make_limits(
 )
 TOLERANCE = StartParameters().tolerance
 HOLD_FOLLOWS = 0.05
+HOME = (0.2, -0.1)
+LEADER_SPEED = 1.5
 WATCHDOG = WatchdogParameters(tick_timeout_s=0.05, max_state_age_s=0.1, max_tracking_error=0.4)
 
 handovers = st.builds(
@@ -94,9 +97,15 @@ class AnythingGoes(RuleBasedStateMachine):
         on_too_far=st.sampled_from(['refuse', 'approach']),
         latch=st.sampled_from([0, 4]),
         period_s=st.sampled_from([PERIOD_NS * 1e-9, math.inf]),
+        leader_mode=st.sampled_from(['offset', 'absolute']),
     )
     def begin(
-        self, parameters: ExecutorParameters, on_too_far: str, latch: int, period_s: float
+        self,
+        parameters: ExecutorParameters,
+        on_too_far: str,
+        latch: int,
+        period_s: float,
+        leader_mode: LeaderMode = 'offset',
     ) -> None:
         columns = (Column('arm'), Column('spin', continuous=True), Column('wheel', kind='velocity'))
         config = ExecutorConfig(
@@ -106,6 +115,8 @@ class AnythingGoes(RuleBasedStateMachine):
             WATCHDOG,
             clamp_latch=latch,
             control_period_s=period_s,
+            home={'arm': HOME[0], 'spin': HOME[1]},
+            leader=LeaderParameters(NAMES[:2], leader_mode),
         )
         self.executor = WatchedExecutor(config, parameters)
         self.staged = parameters
@@ -118,6 +129,8 @@ class AnythingGoes(RuleBasedStateMachine):
         self.state_stamp_ns: int | None = None
         # The newest stamp lay in the future, as the clock was set back: an older one replaces it.
         self.distrusted = False
+        # Stamp of a reading that came before its time.
+        self.early_ns = 0
         self.state_arrives = True
         self.follows = 1.0
         self.setpoints = np.zeros(3)
@@ -138,6 +151,9 @@ class AnythingGoes(RuleBasedStateMachine):
         self.latched = False
         self.references = np.full(3, np.nan)
         self.comes, self.unsent = False, np.zeros(3, dtype=bool)
+        # Where the leader's joints are, and where a hand takes them.
+        self.leader_at, self.leader_goes = np.zeros(2), np.zeros(2)
+        self.leader_speaks = True
         self.tick_one()
         self.tick_one()
         self.start()
@@ -154,6 +170,10 @@ class AnythingGoes(RuleBasedStateMachine):
         self.seen = [seen for seen in self.seen if seen.ros_ns < self.ros_ns]
         if self.state_arrives:
             self.state_comes()
+        if self.leader_speaks:
+            most = LEADER_SPEED * PERIOD_S
+            self.leader_at += np.clip(self.leader_goes - self.leader_at, -most, most)
+            self.executor.observe_leader(self.leader_at.copy(), self.ros_ns, self.ros_ns)
         running = self.executor.mode is Mode.RUNNING
         command = self.executor.tick(self.now_s, self.ros_ns)
         jumped = abs(jump_ns) > 200_000_000
@@ -183,6 +203,7 @@ class AnythingGoes(RuleBasedStateMachine):
         if jumped or command.reason is Reason.CLOCK_JUMP:
             # Nothing of before can be told from what comes.
             self.state_stamp_ns, self.distrusted = self.ros_ns, False
+            self.early_ns = 0
             self.refused_ns = None
             self.seen = []
         self.seen.append(Observed(self.ros_ns, self.executor.status().step, self.executor.episode))
@@ -226,7 +247,7 @@ class AnythingGoes(RuleBasedStateMachine):
 
     def state_is_bad(self) -> bool:
         assert self.state_stamp_ns is not None
-        age_s = (self.ros_ns - self.state_stamp_ns) * 1e-9
+        age_s = (self.ros_ns - max(self.state_stamp_ns, self.early_ns)) * 1e-9
         stale = age_s > WATCHDOG.max_state_age_s or not np.isfinite(self.known).all()
         return stale or self.refused_ns == self.ros_ns
 
@@ -322,27 +343,30 @@ class AnythingGoes(RuleBasedStateMachine):
     @rule()
     def start(self) -> None:
         if self.executor.start(self.now_s, self.ros_ns).started:
-            before, kind_before = self.setpoints, self.kind
-            command = self.executor.tick(self.now_s, self.ros_ns)
-            if command.seats:
-                self.velocity[POSITIONS] = 0.0
-            self.remember(command)
-            outside = np.abs(self.setpoints - np.clip(self.setpoints, LIMITS.lower, LIMITS.upper))
-            near_enough = abs(self.setpoints[0] - self.known[0]) <= 0.2 * HOLD_FOLLOWS
-            assert outside[0] == 0.0 or near_enough
-            assert outside[0] <= TOLERANCE
-            if kind_before is not CommandKind.IDLE and self.executor.mode is Mode.RUNNING:
-                # It sets out from where the robot is, or brakes first.
-                near = np.abs(self.setpoints - self.known)[POSITIONS]
-                # Where a controller holds the robot it sags from there.
-                held = np.abs(self.references - self.known)[POSITIONS] <= HOLD_FOLLOWS
-                near[held] = np.abs(self.setpoints - self.references)[POSITIONS][held]
-                near[1] = abs((near[1] + math.pi) % (2 * math.pi) - math.pi)
-                braked = not self.executor.at_rest or (self.setpoints == before).all()
-                # To a place that nobody saw the robot go to the command comes slowly.
-                braked |= self.executor.state is State.JOINING
-                assert braked or near.max() <= 0.2 * HOLD_FOLLOWS + 1e-9
-            self.anchor[:] = np.nan
+            self.check_start()
+
+    def check_start(self) -> None:
+        """The first command of a start is where the robot is, or the robot brakes first."""
+        before, kind_before = self.setpoints, self.kind
+        command = self.executor.tick(self.now_s, self.ros_ns)
+        if command.seats:
+            self.velocity[POSITIONS] = 0.0
+        self.remember(command)
+        outside = np.abs(self.setpoints - np.clip(self.setpoints, LIMITS.lower, LIMITS.upper))
+        near_enough = abs(self.setpoints[0] - self.known[0]) <= 0.2 * HOLD_FOLLOWS
+        assert outside[0] == 0.0 or near_enough
+        assert outside[0] <= TOLERANCE
+        if kind_before is not CommandKind.IDLE and self.executor.mode is Mode.RUNNING:
+            near = np.abs(self.setpoints - self.known)[POSITIONS]
+            # Where a controller holds the robot it sags from there.
+            held = np.abs(self.references - self.known)[POSITIONS] <= HOLD_FOLLOWS
+            near[held] = np.abs(self.setpoints - self.references)[POSITIONS][held]
+            near[1] = abs((near[1] + math.pi) % (2 * math.pi) - math.pi)
+            braked = not self.executor.at_rest or (self.setpoints == before).all()
+            # To a place that nobody saw the robot go to the command comes slowly.
+            braked |= self.executor.state is State.JOINING
+            assert braked or near.max() <= 0.2 * HOLD_FOLLOWS + 1e-9
+        self.anchor[:] = np.nan
 
     @rule(
         back=st.integers(0, 30),
@@ -405,6 +429,10 @@ class AnythingGoes(RuleBasedStateMachine):
         for _ in range(SETTLES):
             self.tick_one()
         self.start()
+        self.executor.give_back(self.ros_ns)
+        # A pause ends a way home, which a resume waits for.
+        self.executor.pause()
+        self.executor.resume(self.ros_ns)
         moved = False
         for _ in range(12):
             if self.executor.poll_request(self.now_s, self.ros_ns) is not None:
@@ -419,8 +447,8 @@ class AnythingGoes(RuleBasedStateMachine):
             for _ in range(4):
                 self.tick_one()
                 moved = moved or self.kind is CommandKind.TRACK
-        # Whatever went before, a policy that answers gets the robot moving again, unless a person
-        # left it outside its limits, too far from where any chunk may begin.
+        # Whatever went before, a policy that answers and that a person lets go on gets the robot
+        # moving again, unless it was left outside its limits, too far from any chunk's begin.
         status = self.executor.status()
         refused = status.clamp_latched or status.open_requests or abs(self.known[0]) > 1.0
         if status.mode is Mode.RUNNING and not refused:
@@ -516,6 +544,48 @@ class AnythingGoes(RuleBasedStateMachine):
     def stop(self) -> None:
         self.executor.stop()
 
+    # ------------------------------------------------------------ a person beside it
+
+    @rule()
+    def pause(self) -> None:
+        self.executor.pause()
+
+    @rule()
+    def resume(self) -> None:
+        self.executor.resume(self.ros_ns)
+
+    @rule(far=st.booleans())
+    def go_home(self, far: bool) -> None:
+        starts = self.executor.mode is not Mode.RUNNING
+        if self.executor.go_home(self.now_s, self.ros_ns, far=far).started and starts:
+            self.check_start()
+
+    @rule(ticks=st.integers(1, 300))
+    def leader_takes_over(self, ticks: int) -> None:
+        """It leads for as long as a person does, or takes over for a moment."""
+        self.executor.take_over(self.ros_ns)
+        self.time_passes(ticks)
+
+    @rule()
+    def leader_gives_back(self) -> None:
+        self.executor.give_back(self.ros_ns)
+
+    @rule(goal=st.tuples(st.floats(-2, 2), st.floats(-7, 7)))
+    def leader_is_moved(self, goal: tuple[float, float]) -> None:
+        self.leader_goes[:] = goal
+
+    @rule(by=st.sampled_from([-0.5, 0.05, 0.5, 6.0]))
+    def leader_jumps(self, by: float) -> None:
+        self.leader_at += by
+
+    @rule(values=st.sampled_from([[math.nan, 0.0], [0.0], [1e9, 0.0]]))
+    def leader_says_nonsense(self, values: list[float]) -> None:
+        self.executor.observe_leader(np.array(values), self.ros_ns, self.ros_ns)
+
+    @rule(speaks=st.booleans())
+    def leader_dies_or_comes_back(self, speaks: bool) -> None:
+        self.leader_speaks = speaks
+
     @rule()
     def controller_fails(self) -> None:
         self.executor.stop(Reason.CONTROLLER)
@@ -551,6 +621,9 @@ class AnythingGoes(RuleBasedStateMachine):
     @rule(ahead_s=st.sampled_from([0.06, 0.3, 5.0, 1e6]))
     def a_stamp_lies_in_the_future(self, ahead_s: float) -> None:
         stamp_ns = self.ros_ns + round(ahead_s * 1e9)
+        if ahead_s < 0.1:
+            # It waits for its time, and is a reading then.
+            self.early_ns = stamp_ns
         self.executor.observe_state(list(NAMES), list(self.known), stamp_ns, '', self.ros_ns)
 
     @rule(off=st.sampled_from([0.0, 0.02, -0.3]), known=st.booleans())

@@ -18,10 +18,12 @@ from watched_executor import CALLS, ROWS, SEEN
 
 from vla_runtime.execution.column_model import StartParameters
 from vla_runtime.execution.command import Reason
+from vla_runtime.execution.leader import LeaderParameters
 from vla_runtime.execution.limits import ColumnLimits
 from vla_runtime.execution.states import TRAITS, TRANSITIONS, Event, State
 
 LIMIT = ColumnLimits(-1.0, 1.0, velocity=2.0, acceleration=8.0)
+HOME = 0.3
 RAMP, SLOW = np.linspace(0.0, 0.8, 20), np.linspace(0.0, 0.9, 40)
 
 
@@ -35,6 +37,8 @@ class Way(Rig):
             start=StartParameters(on_too_far='approach'),
             clamp_latch=clamp_latch,
             control_period_s=0.01,
+            home=dict.fromkeys(TWO, HOME),
+            leader=LeaderParameters(TWO),
             **config,
         )
 
@@ -58,6 +62,21 @@ class Way(Rig):
         self.executor.stop()
         return self
 
+    def pause(self) -> Way:
+        assert self.executor.pause().started
+        return self
+
+    def led(self, by: float = 0.0) -> Way:
+        hand(self, by)
+        result = self.executor.take_over(self.ros_ns)
+        assert result.started, result.text
+        return self
+
+    def home(self) -> Way:
+        result = self.executor.go_home(self.now_s, self.ros_ns)
+        assert result.started, result.text
+        return self
+
     def release(self) -> Way:
         self.executor.release()
         return self
@@ -79,6 +98,25 @@ class Way(Rig):
             if steps > 1:
                 self.tick()
         return self
+
+
+def hand(rig: Rig, by: float = 0.0, ticks: int = 5) -> None:
+    """The leader goes so far within so many ticks."""
+    for tick in range(ticks):
+        rig.executor.observe_leader(np.full(2, by * (tick + 1) / ticks), rig.ros_ns, rig.ros_ns)
+        rig.tick()
+
+
+def lead(rig: Rig) -> None:
+    hand(rig)
+    rig.executor.take_over(rig.ros_ns)
+    hand(rig, 0.2, 20)
+
+
+def leader_glitches(rig: Rig) -> None:
+    for far in (0.0, 3.0, np.nan, 0.0, 3.0, 3.0, 3.0, 3.0):
+        rig.executor.observe_leader(np.full(2, far), rig.ros_ns, rig.ros_ns)
+        rig.tick()
 
 
 def waiting(**given: Any) -> Way:
@@ -113,6 +151,12 @@ def latched_in_motion() -> Way:
     return way
 
 
+def leading_in_motion() -> Way:
+    way = tracking().led()
+    hand(way, 0.3, 12)
+    return way
+
+
 DRY, S = {'dry_run': True}, State
 WAYS: dict[str, tuple[State, Callable[[], Way]]] = {
     'idle': (S.IDLE, lambda: Way().wait(2)),
@@ -144,6 +188,22 @@ WAYS: dict[str, tuple[State, Callable[[], Way]]] = {
     'latched': (S.LATCHED, lambda: waiting().wait(1).offered(0, 2).wait(1).offered(0, 2).wait(1)),
     'latched at once': (S.LATCHED, lambda: waiting(clamp_latch=1).offered(0, 2).wait(1)),
     'latched in motion': (S.TRACKING, latched_in_motion),
+    'paused': (S.PAUSED, lambda: waiting().pause().wait(60)),
+    'paused just begun': (S.PAUSED, lambda: waiting().pause()),
+    'paused in dry run': (S.PAUSED, lambda: waiting(**DRY).pause().wait(60)),
+    'paused outside': (S.PAUSED, lambda: outside().restart().wait(5).pause().wait(60)),
+    'braking to a pause': (S.BRAKING, lambda: tracking().pause()),
+    'paused at home': (S.PAUSED, lambda: tracking().home().wait(200)),
+    'on its way home': (S.APPROACHING, lambda: waiting().home().wait(5)),
+    'holding while it is paused': (
+        S.HOLDING,
+        lambda: waiting().pause().wait(5).silent().until(State.HOLDING),
+    ),
+    'joining in a pause': (S.JOINING, lambda: elsewhere().restart().pause().wait(2)),
+    'leading': (S.LEADING, lambda: waiting().led()),
+    'leading in motion': (S.LEADING, leading_in_motion),
+    'leading in dry run': (S.LEADING, lambda: waiting(**DRY).led()),
+    'leading in a pause': (S.LEADING, lambda: waiting().pause().wait(5).led()),
     'stopping': (S.STOPPING, lambda: tracking().stop()),
     'stopped': (S.STOPPED, stopped),
     # The robot sags below its last command.
@@ -201,6 +261,13 @@ EVENTS: dict[str, Callable[[Rig], object]] = {
     'stop': lambda rig: rig.executor.stop(),
     'freeze': lambda rig: rig.executor.stop(Reason.TRACKING_ERROR),
     'release': lambda rig: rig.executor.release(),
+    'pause': lambda rig: rig.executor.pause(),
+    'resume': lambda rig: rig.executor.resume(rig.ros_ns),
+    'take over': lambda rig: rig.executor.take_over(rig.ros_ns),
+    'give back': lambda rig: rig.executor.give_back(rig.ros_ns),
+    'lead': lead,
+    'leader glitches': leader_glitches,
+    'home': lambda rig: rig.executor.go_home(rig.now_s, rig.ros_ns, far=True),
     'reset': lambda rig: rig.executor.reset(rig.executor.episode + 1),
     'episode': lambda rig: rig.executor.begin_episode(rig.executor.episode + 1),
     'dry run': lambda rig: rig.executor.set_dry_run(True),
@@ -232,17 +299,25 @@ def test_a_state_refuses_chunks_and_asks_for_them_as_the_table_says(way):
     asks = rig.poll() is not None
     result = rig.submit([0.0] * 20)
     if refusal is not None:
-        assert result.refusal is refusal and not asks
+        assert result.refusal is refusal and asks is TRAITS[state].asks
 
 
 QUICK = (
     *('idle', 'waiting in motion', 'tracking', 'approaching', 'joining', 'braking', 'latched'),
     'released',
+    'paused',
+    'on its way home',
+    'leading in motion',
 )
 # Rows that the calls above do not reach: tests elsewhere do.
 ELSEWHERE = {
     # test_clocks
-    (State.HOLDING, Event.TICK, State.TRACKING)
+    (State.HOLDING, Event.TICK, State.TRACKING),
+    # test_leader
+    (State.WAITING, Event.TICK, State.LEADING),
+    (State.TRACKING, Event.TICK, State.LEADING),
+    (State.APPROACHING, Event.TICK, State.LEADING),
+    (State.LEADING, Event.TICK, State.WAITING),
 }
 
 

@@ -14,6 +14,11 @@ from vla_runtime.execution.states import TRAITS, TRANSITIONS, Event, Sent, State
 CALLS = {
     'start': Event.START,
     'stop': Event.STOP,
+    'pause': Event.PAUSE,
+    'resume': Event.RESUME,
+    'go_home': Event.HOME,
+    'take_over': Event.TAKE_OVER,
+    'give_back': Event.GIVE_BACK,
     'release': Event.RELEASE,
     'stop_at_once': Event.SHUTDOWN,
     'reset': Event.RESET,
@@ -29,9 +34,10 @@ _HOLDS = {CommandKind.IDLE, CommandKind.HOLD}
 KINDS = {
     Sent.NOTHING: {CommandKind.IDLE},
     Sent.HOLD: _HOLDS,
-    Sent.REST: {*_HOLDS, CommandKind.TRACK, CommandKind.APPROACH},
+    Sent.REST: {*_HOLDS, CommandKind.TRACK, CommandKind.APPROACH, CommandKind.LEAD},
     Sent.PLAN: {*_HOLDS, CommandKind.TRACK},
     Sent.APPROACH: {*_HOLDS, CommandKind.APPROACH},
+    Sent.LEADER: {*_HOLDS, CommandKind.LEAD},
     Sent.JOIN: _HOLDS,
 }
 # Changes of state that were seen in this process.

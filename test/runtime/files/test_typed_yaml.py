@@ -1,6 +1,6 @@
 """Strict YAML and settings: what is said becomes a dataclass or an error with the field's name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -12,6 +12,7 @@ from tiny_policy import tiny_spec
 from vla_runtime.bundle.rules import dump_spec, parse_spec
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.files.field_error import FieldError
+from vla_runtime.files.free_text import FreeText
 from vla_runtime.files.setting_fields import (
     check_settings,
     from_values,
@@ -39,9 +40,11 @@ class Cart:
     colour: Literal['red', 'blue'] = 'red'
     electric: bool = False
     owner: str | None = None
+    labels: Mapping[str, FreeText] | None = None
 
 
-CART = Cart('c', (Wheel(0.5, 8), Wheel(0.25)), (1.0, 2.0), 3, 'blue', True, 'me')
+WHEELS = (Wheel(0.5, 8), Wheel(0.25))
+CART = Cart('c', WHEELS, (1.0, 2.0), 3, 'blue', True, 'me', {'back': ' a\n b '})
 
 
 def test_a_dataclass_survives_the_way_through_yaml():
@@ -78,6 +81,8 @@ def test_what_has_a_default_may_be_left_out():
         ('name: c', 'name: 2026-11-20', 'name', 'put it in quotes'),
         ('owner: me', 'owner: [me]', 'owner', 'a list where text is expected'),
         ('owner: me', '5: me', '5', 'unknown key'),
+        (r'" a\n b "', '5', 'labels.back', 'put it in quotes'),
+        (r'" a\n b "', r'"a\0"', 'labels.back', 'has characters that cannot be printed'),
     ],
 )
 def test_a_value_that_does_not_fit_is_named(old, new, field_name, message):

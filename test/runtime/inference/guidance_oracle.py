@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.models.base.flow_network import FlowNetwork
 
 # Of the largest velocity: sums in another order differ by a few millionths.
 VELOCITY_TOLERANCE = 5e-5

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from onnx_bundles import tiny_onnx_bundle
 from tiny_policy import TINY_FAMILIES, observation, tiny_spec, write_tiny_policy
 
+from vla_runtime.engines.onnx.session import Buffer
 from vla_runtime.engines.torch import engine as torch_engine
+from vla_runtime.engines.torch.buffers import RowBuffers as TorchRows
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.sessions import Request, Session
@@ -168,9 +171,9 @@ def test_chunks_that_are_no_numbers_say_nothing_of_the_bits(bundles, monkeypatch
     policy = Policy.load(bundles('pi05'), 'torch')
     requests = [Request(seen_by(n, 0), s) for n, s in enumerate(robots(policy, 2))]
     with monkeypatch.context() as broken:
-        advance = policy._engine._fused.advance
+        advance = policy._engine._network.advance
         broken.setattr(
-            policy._engine._fused, 'advance', lambda *inputs: advance(*inputs) * float('nan')
+            policy._engine._network, 'advance', lambda *inputs: advance(*inputs) * float('nan')
         )
         for future in policy.submit_batch(requests):
             with pytest.raises(ValueError):
@@ -245,7 +248,7 @@ def test_more_requests_than_run_together_run_in_several_passes(bundles):
 def test_a_closed_engine_keeps_no_network_for_its_batches(bundles):
     policy = Policy.load(bundles('pi05'), 'torch')
     policy.infer_batch([Request(seen_by(n, 0), s) for n, s in enumerate(robots(policy, 2))])
-    expert = weakref.ref(policy._engine._fused)
+    expert = weakref.ref(policy._engine._network)
     gc.disable()
     try:
         policy.close()
@@ -306,8 +309,31 @@ def test_sessions_on_onnx_runtime_are_apart():
     assert found[1][1].cache.prefixes[0].reuse is Reuse.HIT
 
 
-def test_a_backend_of_one_robot_opens_no_session(bundles, monkeypatch):
-    policy = Policy.load(bundles('pi05'), 'torch')
-    monkeypatch.setattr(policy._engine, 'features', frozenset(), raising=False)
-    with pytest.raises(ValueError, match='torch, onnxruntime'):
-        policy.open_session()
+@pytest.mark.parametrize('backend', ['torch', 'onnxruntime'])
+def test_a_session_without_room_is_refused_and_the_others_go_on(backend: str, monkeypatch):
+    policy = Policy.load(tiny_onnx_bundle(), backend)
+    asked = [Request(seen_by(n, 0), one, number=0) for n, one in enumerate(robots(policy, 2))]
+
+    def chunks() -> list[np.ndarray]:
+        return [chunk.actions for chunk, _ in policy.infer_batch(asked)]
+
+    expected = chunks()
+    owner, name, error = {
+        'torch': (TorchRows, 'make_slots', torch.cuda.OutOfMemoryError('CUDA out of memory.')),
+        'onnxruntime': (Buffer, '__init__', RuntimeError('Failed to allocate memory')),
+    }[backend]
+    whole, calls = getattr(owner, name), []
+
+    def full(self: object, *arguments: object) -> object:
+        calls.append(self)
+        # With the first part there.
+        if len(calls) > 1:
+            raise error
+        return whole(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, full)
+        with pytest.raises(ValueError, match='max-sessions'):
+            policy.open_session()
+    asked += [Request(seen_by(0, 0), session, number=0) for session in robots(policy, 1)]
+    assert np.array_equal(chunks(), [*expected, expected[0]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -280,8 +281,8 @@ def test_each_mode_works_under_guidance(bundles, family, mode):
 
 def lacking(bundle: Path, feature: str) -> Policy:
     policy = load_policy(bundle, 1)
-    policy._builder._backend = 'tensorrt'
-    policy._builder._features = policy._engine.features - {feature}
+    features, rows = policy._engine.features - {feature}, policy._engine.max_rows
+    policy._builder._engine = SimpleNamespace(backend='tensorrt', features=features, max_rows=rows)
     return policy
 
 

@@ -1,14 +1,16 @@
-"""A bundle's joint space: where the codec applies it, forwards and backwards."""
+"""A bundle's joint space and switched actions: where the codec applies them, both ways."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_policy import aloha_spec, observation, write_tiny_policy
+from tiny_policy import aloha_spec, observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.schema import SwitchSpec
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan
@@ -70,3 +72,27 @@ def test_a_gripper_without_a_meaning_is_refused_by_name(codec):
     state[13] = -0.5
     with pytest.raises(ValueError, match=re.escape('no usable number: rg = -0.5')):
         seen_by(codec, state)
+
+
+@pytest.fixture(scope='module')
+def switching(tmp_path_factory):
+    """A policy whose second action is closed (-1) or open (1)."""
+    spec = tiny_spec('act')
+    arm, gripper, *rest = spec.actions
+    switch = SwitchSpec(at_least=0.25, above=-1.0, below=1.0)
+    changed = replace(gripper, kind='absolute', relative_to=None, switch=switch)
+    folder = tmp_path_factory.mktemp('bundles') / 'switching'
+    written = write_tiny_policy(folder, replace(spec, actions=(arm, changed, *rest)))
+    return PolicyCodec(read_bundle(written))
+
+
+def test_an_action_that_is_one_of_two_is_either(switching):
+    dims, look = switching.spec.dims, observation()
+    output = np.zeros((dims.horizon, dims.action_dim), np.float32)
+    output[:4, 1] = -2.0, 0.2, 0.25, 3.0
+    chunk = switching.actions(output, look)
+    np.testing.assert_array_equal(chunk.actions[:5, 1], [1.0, 1.0, -1.0, -1.0, 1.0])
+    # The plan that a chunk is tied to has the two at the ends of the normalised scale.
+    plan = switching.plan(CommittedPlan(chunk.actions, 1, 4), look)
+    np.testing.assert_array_equal(plan[:5, 1], [-1.0, -1.0, 1.0, 1.0, -1.0])
+    np.testing.assert_allclose(plan[:, 0], output[:, 0], rtol=0, atol=1e-5)

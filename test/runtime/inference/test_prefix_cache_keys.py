@@ -263,7 +263,7 @@ def _poison(engine) -> None:
     # The copies that the denoise steps read.
     with torch.inference_mode():
         for prepared in engine._prepared.values():
-            prepared.value._own._attended._past_values.fill_(float('nan'))
+            prepared.value._self_layers._attended._past_values.fill_(float('nan'))
 
 
 def test_a_poisoned_slot_would_show(policy):

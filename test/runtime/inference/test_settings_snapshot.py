@@ -76,7 +76,8 @@ def test_what_is_set_while_a_chunk_is_denoised_is_not_in_it_nor_in_its_report(bu
     chunk, report = held.result(PATIENCE_S)
     expected, expected_report = plain.submit(seen, plan=PLAN).result(PATIENCE_S)
     np.testing.assert_array_equal(chunk.normalised, expected.normalised)
-    assert facts(report) == facts(expected_report)
+    # By what they say: not-a-number is unequal to itself in dataclasses from Python 3.13 on.
+    assert repr(facts(report)) == repr(facts(expected_report))
     # Where they are in force they are seen.
     other = facts(policy.infer(seen, plan=PLAN)[1])
     alike = {name for name, value in facts(report).items() if other[name] == value}

@@ -6,14 +6,14 @@ For tests of what is between policy and executor: it starts in a second and neve
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 from executor_bench import HOME, chunk_message
 from graph import RELIABLE, graph
 from tabletop_policy import HORIZON, STEP_TIME_S
-from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.messages.trajectories import message_to_plan
+from vla_runtime.messages.trajectories import chunk_type, message_to_plan, plan_type
 from vla_runtime.types import ChunkHeader
 
 _REACH_RAD = 0.1
@@ -22,10 +22,10 @@ _REACH_RAD = 0.1
 def main() -> None:
     """Answer until killed: all joints swing slowly around `HOME`."""
     with graph() as made:
-        publisher = made.node.create_publisher(JointTrajectory, 'action_chunk', RELIABLE)
+        publisher = made.node.create_publisher(chunk_type(), 'action_chunk', RELIABLE)
         number = 0
 
-        def answer(request: JointTrajectory) -> None:
+        def answer(request: Any) -> None:
             nonlocal number
             now_ns = made.node.get_clock().now().nanoseconds
             times_s = now_ns * 1e-9 + STEP_TIME_S * np.arange(1, HORIZON + 1)
@@ -34,7 +34,7 @@ def main() -> None:
             publisher.publish(chunk_message(actions, header))
             number += 1
 
-        made.node.create_subscription(JointTrajectory, 'committed_plan', answer, RELIABLE)
+        made.node.create_subscription(plan_type(), 'committed_plan', answer, RELIABLE)
         while True:
             time.sleep(1.0)
 

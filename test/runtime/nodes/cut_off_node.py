@@ -29,7 +29,7 @@ class CutOff(LifecycleNode):
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         if self._first:
             for link in Path('/proc/self/fd').iterdir():
-                if match := re.search(r'(.*/fastrtps_port\d+)_el$', _target(link)):
+                if match := re.search(r'(.*/fast(?:rtps|dds)_port\d+)_el$', _target(link)):
                     Path(match[1]).unlink()
             threading.Event().wait()
         return super().on_configure(state)

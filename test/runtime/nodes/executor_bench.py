@@ -19,7 +19,13 @@ from tabletop_policy import HORIZON, STEP_TIME_S
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.diagnostics import values_of
-from vla_runtime.messages.trajectories import chunk_to_message, message_to_plan, ns_to_stamp
+from vla_runtime.messages.trajectories import (
+    chunk_to_message,
+    chunk_type,
+    message_to_plan,
+    ns_to_stamp,
+    plan_type,
+)
 from vla_runtime.types import ActionChunk, ChunkHeader
 from vla_tabletop.sim.world import JOINT_NAMES
 
@@ -39,7 +45,7 @@ def chunk_message(
     header: ChunkHeader,
     names: tuple[str, ...] = JOINT_NAMES,
     kind: str = 'position',
-) -> JointTrajectory:
+) -> Any:
     """A policy's answer of the tabletop's steps."""
     chunk = ActionChunk(
         actions=actions,
@@ -71,15 +77,15 @@ class Arm:
         self.heal()
         self.go_home()
         self.commands: list[JointTrajectory] = []
-        self.plans: list[JointTrajectory] = []
+        self.plans: list[Any] = []
         node = graph.node
         self._states = node.create_publisher(JointState, f'{namespace}/joint_states', self.QOS)
-        self._chunks = node.create_publisher(JointTrajectory, f'{namespace}/action_chunk', RELIABLE)
+        self._chunks = node.create_publisher(chunk_type(), f'{namespace}/action_chunk', RELIABLE)
         self._subscriptions = [
-            node.create_subscription(JointTrajectory, f'{namespace}/{topic}', call, RELIABLE)
-            for topic, call in (
-                ('arm_controller/joint_trajectory', self._on_arm),
-                ('committed_plan', self._on_request),
+            node.create_subscription(kind, f'{namespace}/{topic}', call, RELIABLE)
+            for kind, topic, call in (
+                (JointTrajectory, 'arm_controller/joint_trajectory', self._on_arm),
+                (plan_type(), 'committed_plan', self._on_request),
             )
         ]
         self._gripper_topic = f'{namespace}/gripper_controller/commands'
@@ -136,7 +142,7 @@ class Arm:
         ways = [np.ptp([p.positions for p in command.points], axis=0) for command in self.commands]
         return float(np.max(ways))
 
-    def answer(self, number: int, rise_rad: float = 0.02, **changes) -> JointTrajectory:
+    def answer(self, number: int, rise_rad: float = 0.02, **changes) -> Any:
         """Answer the newest request: every joint rises by `rise_rad` a step, from where it is."""
         plan = message_to_plan(self.plans[-1])
         actions = self.positions + rise_rad * np.arange(1, HORIZON + 1)[:, None]
@@ -152,7 +158,7 @@ class Arm:
         self.send(message)
         return message
 
-    def send(self, message: JointTrajectory) -> None:
+    def send(self, message: Any) -> None:
         """Publish a chunk as it is."""
         self._chunks.publish(message)
 
@@ -164,7 +170,7 @@ class Arm:
             message.header.stamp = ns_to_stamp(self.state_ns())
             self._states.publish(message)
 
-    def _on_request(self, message: JointTrajectory) -> None:
+    def _on_request(self, message: Any) -> None:
         self.plans.append(message)
 
     def _on_arm(self, message: JointTrajectory) -> None:
@@ -265,7 +271,7 @@ class Bench(ExecutorProcess):
         super().__init__(made, bundle, namespace, *error, *arguments)
         self.arm = Arm(made, namespace)
         self.reports = made.collect(DiagnosticArray, f'{self.node}/report')
-        self._answered: JointTrajectory | None = None
+        self._answered: Any | None = None
 
     def begin(self) -> None:
         """Active and not started, with nothing left of the test before."""
@@ -301,7 +307,7 @@ class Bench(ExecutorProcess):
         self.arm.answer(number)
 
         def look() -> Status | None:
-            found = (values_of(message.status[0]) for message in list(self.reports))
+            found = map(values_of, statuses(self.reports, f'{self.node}: seam'))
             return next((values for values in found if values['chunk'] == str(number)), None)
 
         return self.graph.wait_for(look, f'the seam of chunk {number}')

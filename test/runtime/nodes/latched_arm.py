@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from executor_bench import HOME, Arm, chunk_message
@@ -139,7 +140,7 @@ class LatchedArm(Arm):
         latch[joints] = numbers
         self.latch = latch
 
-    def _on_request(self, request: JointTrajectory) -> None:
+    def _on_request(self, request: Any) -> None:
         if not self.answers:
             return
         plan = message_to_plan(request)

@@ -28,7 +28,7 @@ def write_tabletop_policy(
     import torch
     from tiny_policy import TOKENIZER, tiny_spec
 
-    from vla_runtime.families.flow_network import build_network
+    from vla_runtime.models.base.flow_network import build_network
 
     spec = tiny_spec('pi05', advantage='before_action')
     spec = replace(

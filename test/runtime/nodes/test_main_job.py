@@ -20,7 +20,14 @@ from tabletop_policy import HORIZON, write_tabletop_policy
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.diagnostics import values_of
-from vla_runtime.messages.trajectories import message_to_chunk, message_to_plan, stamp_to_ns
+from vla_runtime.messages.trajectories import (
+    chunk_type,
+    message_to_chunk,
+    message_to_plan,
+    plan_type,
+    stamp_to_ns,
+    trajectory_of,
+)
 from vla_runtime.nodes.service_call import TRANSITIONS
 from vla_runtime.robot.file import load_robot
 from vla_tabletop.sim.world import JOINT_NAMES
@@ -51,8 +58,8 @@ class Job:
             *('-p', 'max_observation_age_s:=2.0'),
         )
         self.executor = self.start_executor()
-        self.chunks = made.collect(JointTrajectory, 'action_chunk')
-        self.plans = made.collect(JointTrajectory, 'committed_plan')
+        self.chunks = made.collect(chunk_type(), 'action_chunk')
+        self.plans = made.collect(plan_type(), 'committed_plan')
         self.commands = made.collect(JointTrajectory, 'arm_controller/joint_trajectory')
         self.gripper = made.collect(Float64MultiArray, 'gripper_controller/commands')
         self.states = made.collect(JointState, 'joint_states', SENSOR)
@@ -122,7 +129,9 @@ def job(tmp_path_factory):
 
 def test_images_become_chunks_and_chunks_become_motion(job):
     job.wait_for_more(job.chunks, 4, 'chunks')
-    job.graph.wait_for(lambda: len(job.handovers) >= 3, 'hand-overs')
+    job.graph.wait_for(
+        lambda: len(list(statuses(job.handovers, f'{EXECUTOR}: seam'))) >= 3, 'hand-overs'
+    )
     report = values_of(job.reports[-1].status[0])
     assert {'age_ms.front', 'age_ms.wrist', 'age_ms.state'} <= report.keys()
     chunk, _ = message_to_chunk(job.chunks[-1])
@@ -140,7 +149,7 @@ def test_the_first_request_is_empty_and_later_ones_carry_the_plan(job):
 
     # A chunk is stamped with the time of its observation; two requests may be answered by one.
     def stamps() -> list[int]:
-        return [stamp_to_ns(chunk.header.stamp) for chunk in job.chunks]
+        return [stamp_to_ns(trajectory_of(chunk).header.stamp) for chunk in job.chunks]
 
     job.graph.wait_for(lambda: len(set(stamps())) > 2, 'chunks of three observations')
     assert stamps() == sorted(stamps())

@@ -26,6 +26,8 @@ from vla_runtime.nodes.middleware import (
 CONFIG = ROOT / 'config'
 SHIPPED = str(CONFIG / 'fastdds.xml')
 
+SEGMENT = re.compile('/dev/shm/fast(rtps|dds)_')
+
 
 def profile_with(environment: dict[str, str]) -> str:
     """Name of the file that is in force afterwards; '' for none."""
@@ -133,7 +135,7 @@ def test_the_running_node_maps_no_shared_memory_of_fast_dds(
         assert made.state('/vla_executor') == 'unconfigured'
         assert made.set_parameter('/tabletop', 'seed', 1).successful
         mapped = {
-            process.pid: '/dev/shm/fastrtps_' in Path(f'/proc/{process.pid}/maps').read_text()
+            process.pid: bool(SEGMENT.search(Path(f'/proc/{process.pid}/maps').read_text()))
             for process in (executor, tabletop)
         }
     # The other node shows that it would be seen.
@@ -145,7 +147,7 @@ def test_the_tests_own_node_has_no_shared_memory_to_be_cut_off_from() -> None:
     def locked() -> set[str]:
         """Ports that this process listens on."""
         links = (os.readlink(link) for link in Path('/proc/self/fd').iterdir() if link.is_symlink())
-        return {link for link in links if '/dev/shm/fastrtps_port' in link}
+        return {link for link in links if SEGMENT.search(link) and '_port' in link}
 
     before = locked()
     with graph() as made:

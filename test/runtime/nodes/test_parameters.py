@@ -84,7 +84,7 @@ def test_value_at_start_that_does_not_fit_names_what_does(make_node, given, reas
         ('gain', float('inf'), ('1.0', '5.0')),
         ('steps', 101, ('0', '100')),
         ('mode', 'slow', ('fast', 'exact')),
-        ('steps', 2.0, ('INTEGER', 'DOUBLE')),
+        ('steps', 2.0, ('parameter type',)),
         ('file', 'other', ('read-only', 'file')),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from paths import ROOT
 
 from vla_runtime.execution.command import Reason
+from vla_runtime.nodes.doctor.graph import node_findings
 from vla_runtime.nodes.graph_faults import NOTHING_THERE
 from vla_runtime.nodes.polled_topics import HeardItem
 from vla_runtime.nodes.robot_report import NOTHING, RIGHT, WRONG, exit_code, robot_reports
@@ -64,6 +65,23 @@ def test_a_robot_is_right_that_moves_or_waits_for_a_start_alone(
     # Whatever is wrong is said, with the page that helps.
     assert bool(robot.why()) == bool(robot.remedy()) == (code == WRONG)
     assert robot.why() in '\n'.join(robot.lines(11.0))
+
+
+@pytest.mark.parametrize(
+    ('text', 'level', 'others', 'found'),
+    [
+        ('paused until ~/resume', 0, [], 'note'),
+        ('paused until ~/resume; no controller is active', 1, [], 'problem'),
+        ('paused until ~/resume', 0, [item(POLICY, 'camera top', 'gone', 2)], 'problem'),
+    ],
+)
+def test_a_pause_alone_is_no_problem_of_the_doctor(
+    text: str, level: int, others: list[HeardItem], found: str
+) -> None:
+    heard = [who(EXECUTOR), *POLICY_ITEMS, control(text, level, kind='hold', reason='paused')]
+    (finding,) = node_findings(robot_reports([*heard, *others], []))
+    assert finding.level == found and finding.mend
+    assert (finding.text == text) == (not others)
 
 
 def test_two_robots_are_told_apart_and_one_can_be_asked_for() -> None:

@@ -45,13 +45,14 @@ def test_only_the_shared_memory_of_dead_processes_is_removed(tmp_path: Path) -> 
     with ExitStack() as stack:
         for name, age_s, alive in (
             ('fastrtps_dead', 100.0, False),
+            ('fastdds_dead', 100.0, False),
             ('fastrtps_alive', 100.0, True),
             ('fastrtps_young', 1.0, False),
             ('fastrtps_port7412', 100.0, False),
             ('another', 100.0, False),
         ):
             stack.enter_context(segment(tmp_path, name, age_s, alive=alive))
-        assert remove_dead_segments(tmp_path) == 1
+        assert remove_dead_segments(tmp_path) == 2
     left = {path.name for path in tmp_path.iterdir() if not path.name.endswith('_el')}
     assert left == {'fastrtps_alive', 'fastrtps_young', 'fastrtps_port7412', 'another'}
     assert not (tmp_path / 'fastrtps_dead_el').exists()
@@ -69,7 +70,7 @@ def test_the_segment_of_a_killed_node_is_removed_and_that_of_a_living_one_stays(
         )
         for name in ('dead', 'alive'):
             assert made.set_parameter(f'/{name}/tabletop', 'seed', 1).successful
-        of_dead, of_alive = (locked(one, r'fastrtps_[0-9a-f]{16}') for one in (dead, alive))
+        of_dead, of_alive = (locked(one, r'fast(?:rtps|dds)_[0-9a-f]{16}') for one in (dead, alive))
         assert of_dead
         assert of_alive
         dead.stop(signal.SIGKILL)
@@ -180,7 +181,7 @@ def test_a_node_that_nobody_can_reach_joins_anew_as_it_was(tmp_path: Path) -> No
 
 def unlink_ports(process: Process) -> None:
     """Do as senders do with the ports of a process that they take for dead."""
-    for port in locked(process, r'fastrtps_port\d+'):
+    for port in locked(process, r'fast(?:rtps|dds)_port\d+'):
         port.unlink()
 
 
@@ -234,8 +235,8 @@ def test_a_node_that_starts_again_leaves_its_port_to_those_who_have_made_it_anew
         first = 7400 + 250 * int(os.environ['ROS_DOMAIN_ID'])
         (port,) = (
             path
-            for path in locked(process, r'fastrtps_port\d+')
-            if first <= int(path.name.removeprefix('fastrtps_port')) < first + 250
+            for path in locked(process, r'fast(?:rtps|dds)_port\d+')
+            if first <= int(path.name.partition('_port')[2]) < first + 250
         )
         unlink_ports(process)
         wait_for_line(process, 'cut off')

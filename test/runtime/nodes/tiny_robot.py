@@ -13,9 +13,8 @@ from graph import LATCHED, RELIABLE, SENSOR, Graph
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
 from tiny_policy import CAMERAS, JOINTS
-from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.messages.trajectories import ns_to_stamp, plan_to_message
+from vla_runtime.messages.trajectories import ns_to_stamp, plan_to_message, plan_type
 from vla_runtime.types import Observation, PlanRequest
 
 ROBOT = """
@@ -68,7 +67,7 @@ class Drivers:
         self._wrist = self._publisher(CompressedImage, f'{namespace}/wrist/image', SENSOR)
         self._arm = self._publisher(JointState, f'{namespace}/joint_states', SENSOR)
         self._gripper = self._publisher(JointState, f'{namespace}/gripper/joint_states', SENSOR)
-        self._plan = self._publisher(JointTrajectory, f'{namespace}/committed_plan', RELIABLE)
+        self._plan = self._publisher(plan_type(), f'{namespace}/committed_plan', RELIABLE)
         self._instruction = self._publisher(String, f'{namespace}/vla_policy/instruction', LATCHED)
 
     def _publisher(self, message_type: type, topic: str, qos: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from executor_bench import HOME, chunk_message
@@ -11,9 +12,14 @@ from graph import RELIABLE, SENSOR, Graph
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 from tabletop_policy import HORIZON, STEP_TIME_S
-from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.messages.trajectories import message_to_plan, ns_to_stamp, stamp_to_ns
+from vla_runtime.messages.trajectories import (
+    chunk_type,
+    message_to_plan,
+    ns_to_stamp,
+    plan_type,
+    stamp_to_ns,
+)
 from vla_runtime.types import ChunkHeader
 from vla_tabletop.sim.world import JOINT_NAMES
 
@@ -62,12 +68,12 @@ class VelocityRobot:
         self._number = itertools.count()
         self._states = made.node.create_publisher(JointState, f'{namespace}/joint_states', SENSOR)
         self._chunks = made.node.create_publisher(
-            JointTrajectory, f'{namespace}/action_chunk', RELIABLE
+            chunk_type(), f'{namespace}/action_chunk', RELIABLE
         )
         for message_type, topic, call in (
             (Float64MultiArray, 'arm/rates', self._on_arm),
             (JointState, 'gripper/rates', self._on_gripper),
-            (JointTrajectory, 'committed_plan', self._answer),
+            (plan_type(), 'committed_plan', self._answer),
         ):
             made.node.create_subscription(message_type, f'{namespace}/{topic}', call, RELIABLE)
         made.node.create_timer(0.02, self._publish_state)
@@ -87,7 +93,7 @@ class VelocityRobot:
         message.header.stamp = ns_to_stamp(self._now_ns())
         self._states.publish(message)
 
-    def _answer(self, request: JointTrajectory) -> None:
+    def _answer(self, request: Any) -> None:
         now_ns = self._now_ns()
         times_s = now_ns * 1e-9 + STEP_TIME_S * np.arange(1, HORIZON + 1)
         actions = np.tile(0.5 + 0.3 * np.sin(times_s)[:, None], (1, len(JOINT_NAMES)))

@@ -205,7 +205,7 @@ def test_bad_argument_is_an_error_that_says_what_came(arguments, words):
 
 
 def test_absent_camera_is_black():
-    pixels = black_pixels(28)
+    pixels = black_pixels(28, 28)
     assert pixels.shape == (3, 28, 28) and pixels.dtype == np.float32
     assert (pixels == -1).all()
     dark = to_pixels(np.zeros((28, 28, 3), np.uint8), 28, padding='centre', resample='bilinear')
@@ -237,3 +237,23 @@ def test_bars_have_the_pixels_that_are_asked_for_and_the_picture_its_own(padding
     bars[list(rows)] = True
     assert (barred[:, bars] == -3.0).all() and (black[:, bars] == -1.0).all()
     np.testing.assert_array_equal(barred[:, ~bars], black[:, ~bars])
+
+
+@pytest.mark.parametrize(('height', 'width'), [(48, 80), (90, 50), (40, 60), (33, 77)])
+def test_normalised_images_are_padded_in_their_own_scale_to_any_shape(height, width):
+    """As X-VLA's training: channels are normalised, then resized, then filled with zeros."""
+    image = _noise(height, width)
+    mean, std = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
+    levels = np.arange(256, dtype=np.float32) / np.float32(255)
+    table = (levels - mean[:, None]) / std[:, None]
+    found = to_pixels(
+        image, (40, 60), padding='left_top', resample='bilinear', bars=0.0, table=table
+    )
+    normalised = torch.from_numpy((image / np.float32(255) - mean) / std).permute(2, 0, 1)[None]
+    ratio = max(width / 60, height / 40)
+    sides = int(height / ratio), int(width / ratio)
+    expected = torch.zeros(3, 40, 60)
+    expected[:, 40 - sides[0] :, 60 - sides[1] :] = torch.nn.functional.interpolate(
+        normalised, size=sides, mode='bilinear', align_corners=False
+    )[0]
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=3e-6)

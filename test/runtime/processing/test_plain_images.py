@@ -20,6 +20,8 @@ from vla_runtime.processing.plain_images import (
     normalised_table,
     signed_table,
     stretched,
+    stretched_levels,
+    to_levels,
     to_plain_pixels,
 )
 from vla_runtime.processing.tokenizer import Tokenizer
@@ -70,6 +72,22 @@ def test_signed_pixels_span_minus_one_to_one():
     image = picture()
     expected = image.astype(np.float32) / np.float32(255) * np.float32(2) - np.float32(1)
     np.testing.assert_array_equal(converted(image, table), expected.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize('averaged', [None, (30, 50), (7, 100), (48, 64)])
+@pytest.mark.parametrize('size', [(32, 48), (64, 64), (60, 84)])
+def test_images_that_are_not_rounded_equal_pytorchs(averaged, size):
+    image = picture(60, 84)
+    expected = as_channels(image)[None] / 255.0
+    if averaged is not None:
+        expected = torch.nn.functional.interpolate(expected, size=averaged, mode='area')
+    if expected.shape[2:] != size:
+        expected = torch.nn.functional.interpolate(
+            expected, size=size, mode='bicubic', antialias=True, align_corners=False
+        )
+    out = np.empty((3, *size), np.float32)
+    to_levels(stretched_levels(image, size, averaged), signed_table(), out)
+    np.testing.assert_allclose(out, (expected[0].numpy() - 0.5) / 0.5, rtol=0, atol=3e-6)
 
 
 def test_a_unit_is_as_many_grey_levels_as_the_statistics_say():

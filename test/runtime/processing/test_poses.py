@@ -52,6 +52,8 @@ def _exponential(vector: np.ndarray) -> np.ndarray:
         ('euler', [0, 0, math.pi / 2]),
         ('axis_angle', [0, 0, math.pi / 2]),
         ('rotation_6d', [0, 1, 0, -1, 0, 0]),
+        ('rotation_6d_rows', [0, -1, 0, 1, 0, 0]),
+        ('rotation_6d_interleaved', [0, -1, 1, 0, 0, 0]),
     ],
 )
 def test_quarter_turn_about_z_in_every_form(form, values):
@@ -137,8 +139,14 @@ def test_quaternions_of_any_length_and_sign_mean_the_same(values, length):
 def test_6d_is_orthonormalised_first_column_first(vector, lengths, lean):
     matrix = _exponential(vector)
     first, second = lengths[0] * matrix[:, 0], lengths[1] * matrix[:, 1]
-    skewed = np.concatenate([first, second + lean * first])
-    np.testing.assert_allclose(to_matrix(skewed, 'rotation_6d'), matrix, atol=1e-12)
+    columns = np.stack([first, second + lean * first], axis=-1)
+    for form, skewed in (
+        ('rotation_6d', columns.T.ravel()),
+        ('rotation_6d_interleaved', columns.ravel()),
+    ):
+        np.testing.assert_allclose(to_matrix(skewed, form), matrix, atol=1e-12)
+    rows = to_matrix(columns.T.ravel(), 'rotation_6d_rows')
+    np.testing.assert_allclose(rows, matrix.T, atol=1e-12)
 
 
 @pytest.mark.parametrize('form', FORMS)
@@ -182,6 +190,8 @@ def test_angle_running_past_a_half_turn_goes_on(form, unit):
         ('rotation_6d', [0, 1, 0, 0, 0, 0], 'no length'),
         ('rotation_6d', [1, 2, 3, -2, -4, -6], 'parallel'),
         ('rotation_6d', [1, 1e-5, 0, 1, 0, 0], 'parallel'),
+        ('rotation_6d_rows', [1, 2, 3, 2, 4, 6], 'rotation_6d_rows has parallel'),
+        ('rotation_6d_interleaved', [1, 2, 1, 2, 1, 2], 'interleaved has parallel'),
         ('euler', [0, math.nan, 0], 'not finite'),
         ('axis_angle', [0, math.inf, 0], 'not finite'),
     ],

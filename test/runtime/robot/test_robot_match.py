@@ -21,7 +21,7 @@ from vla_runtime.bundle.schema import (
     PoseSpec,
     StateSpec,
 )
-from vla_runtime.families.pi.declaration import PI05
+from vla_runtime.declarations.pi import PI05
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.robot.file import RobotError, load_robot
 from vla_runtime.robot.match import MatchError, RobotMatch, match_robot
@@ -398,6 +398,7 @@ FORMS = {
     'axis_angle': ('rx', 'ry', 'rz'),
     'rotation_6d': tuple('abcdef'),
     'rotation_6d_rows': tuple('abcdef'),
+    'rotation_6d_interleaved': tuple('abcdef'),
 }
 
 

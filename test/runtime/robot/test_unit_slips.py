@@ -17,7 +17,8 @@ from vla_runtime.robot.schema import Robot
 from vla_runtime.robot.unit_slips import UnitCheck, trained_ranges
 
 ROBOTS = sorted((ROOT / 'config' / 'robots').glob('*.yaml'))
-TABLETOP = (ROOT / 'config' / 'robots' / 'tabletop.yaml').read_text()
+# Without its home, which is in radians.
+TABLETOP = (ROOT / 'config' / 'robots' / 'tabletop.yaml').read_text().partition('# Where ~/home')[0]
 JOINTS = ('shoulder_pan', 'shoulder_lift', 'elbow_flex', 'wrist_flex', 'wrist_roll', 'gripper')
 HOME_RAD = np.array([0.1, -0.3, 1.6, 1.7, 0.0, 0.2])
 DEGREES = 180.0 / np.pi

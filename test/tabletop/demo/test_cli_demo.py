@@ -64,6 +64,15 @@ def chosen(tmp_path, monkeypatch):
     return run
 
 
+def test_a_backend_is_refused_where_a_server_has_one(tmp_path):
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    words = ['--bundle', 'ws://127.0.0.1:9', '--out', str(tmp_path / 'out')]
+    assert demo._options(parser.parse_args(words)).server is not None
+    with pytest.raises(ValueError, match='--backend'):
+        demo._options(parser.parse_args([*words, '--backend', 'torch']))
+
+
 def test_onnx_runtime_gets_a_bundle_with_files_which_are_made_once(tmp_path, chosen, capsys):
     bundle = write_tiny_policy(tmp_path / 'plain', tiny_spec())
     assert chosen(bundle, 'first', 'torch') == bundle

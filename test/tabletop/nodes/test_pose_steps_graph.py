@@ -18,11 +18,10 @@ from libero_folders import OPTIONS, POSE_OPTIONS, SCALE, STATE, write_libero_fol
 from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import Trigger
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
-from vla_runtime.messages.trajectories import ns_to_stamp
+from vla_runtime.messages.trajectories import chunk_type, ns_to_stamp
 from vla_tabletop.sim.expert import Expert
 from vla_tabletop.sim.world import JOINT_NAMES, Tabletop
 
@@ -134,7 +133,7 @@ def test_a_policy_of_steps_moves_the_arm_to_the_edge_of_its_workspace(tmp_path):
         path.write_text(robot_file(spec.camera_names, edge_m))
         task = made.node.create_publisher(String, 'vla_policy/instruction', LATCHED)
         task.publish(String(data='put the bowl on the plate'))
-        chunks = made.collect(JointTrajectory, 'action_chunk')
+        chunks = made.collect(chunk_type(), 'action_chunk')
         files = ('-p', f'bundle:={bundle}', '-p', f'robot:={path}', '-p', 'autostart:=true')
         made.start('vla_runtime.nodes.policy.node', '--ros-args', *files, '-p', 'torch_threads:=1')
         # A busy machine must not look like a fault here.

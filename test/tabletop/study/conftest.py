@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_runtime.families.flow_network import build_network
+from vla_runtime.models.base.flow_network import build_network
 from vla_tabletop.sim.tasks import TIME_LIMIT_S
 from vla_tabletop.sim.world import JOINT_NAMES
 from vla_tabletop.study import page

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER, Pi0FastDims
+from vla_runtime.declarations.pi0_fast import ACTION_TOKENIZER, Pi0FastDims
 from vla_tabletop.training.recipes.pi0_fast import pi0_fast_dims
 from vla_tabletop.training.vocabulary import (
     ACTION_SCALE,

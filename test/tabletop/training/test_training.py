@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER
+from vla_runtime.declarations.pi0_fast import ACTION_TOKENIZER
+from vla_runtime.models.base.expert_network import stacked
+from vla_runtime.models.base.flow_network import build_network
 from vla_runtime.policy import Policy
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_tabletop.sim.closed_loop import observe
@@ -102,11 +103,11 @@ def test_the_training_prefix_is_the_served_prefix(finished: Training, samples: S
         image_tokens = network.vision(pixels.flatten(0, 1)).unflatten(0, (4, 2))
         everyone = torch.ones(4, 2, dtype=torch.bool)
         embedded, served_mask = network.embed_prefix(image_tokens, everyone, tokens, token_mask)
-        served_key, served_value = network.encode_prefix(embedded, served_mask)
+        served = stacked('past', *network.encode_prefix(embedded, served_mask))
     assert torch.equal(ours.past['prefix_mask'], served_mask)
     valid = served_mask[None, :, None, :, None]
-    for name, served in (('past_key', served_key), ('past_value', served_value)):
-        torch.testing.assert_close(ours.past[name] * valid, served * valid, atol=1e-5, rtol=1e-5)
+    for name, past in served.items():
+        torch.testing.assert_close(ours.past[name] * valid, past * valid, atol=1e-5, rtol=1e-5)
     assert ours.last.shape == (4, network.dims.language.width)
     assert ours.images.shape == (4, 2, 16, network.dims.language.width)
 

@@ -35,12 +35,13 @@ from paths import ROOT
 from PIL import Image
 from safetensors.torch import save_file as save_torch_file
 
+from vla_convert.checkpoints.dims import ShownDims
 from vla_convert.checkpoints.tensors import read_tensors
-from vla_convert.readers.block_sizes import HeadCounts
-from vla_convert.readers.pi import NAMES, dims_of
+from vla_convert.readers.pi import NAMES
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import ActionSpec
 from vla_runtime.cli.main import main
+from vla_runtime.declarations.pi import PiDims
 from vla_runtime.family.listing import find_family
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
@@ -108,6 +109,19 @@ def test_a_camera_that_the_data_set_lacks_is_named_with_what_mends_it(
     assert len(notes) == (mended is not None)
     for note in notes:
         assert note.endswith(mended) and ('absent' in note) == bool(mended)
+
+
+def test_a_dry_run_says_where_each_field_came_from(tmp_path, capsys):
+    words = [*lerobot_arguments(), '--dry-run']
+    assert export(lerobot_folder(), tmp_path / 'b', *words) == 0
+    told = capsys.readouterr().out
+    for name, place in {
+        'dimensions.horizon': 'config.json, chunk_size',
+        'denoise_steps': 'config.json, num_inference_steps',
+        'tokenizer': 'tokenizer.json',
+        'step_time_s': '--rate-hz',
+    }.items():
+        assert f'{name}: {place}\n' in told
 
 
 class TestOpenpi:
@@ -240,7 +254,9 @@ def test_a_full_size_policy_is_planned_without_reading_its_weights(family, tmp_p
     assert export(folder, tmp_path / 'b', *arguments, '--dry-run') == 0
     assert 'vision 27x1152, language 18x2048, expert 18x1024' in capsys.readouterr().out
     tensors = read_tensors(folder, NAMES)
-    dims = dims_of(tensors, HeadCounts(16, 1), cameras=3, prompt_length=200, horizon=50)
+    heads = {'vision.num_heads': 16, 'language.num_kv_heads': 1}
+    shown = ShownDims(PiDims, tensors, heads)
+    dims = shown.make(cameras=3, prompt_length=200, horizon=50)
     assert (
         replace(dims, prompt_length=find_family(family).presets[family].prompt_length)
         == find_family(family).presets[family]
@@ -319,7 +335,7 @@ class TestContradictions:
             (['--state-names', 'a'], '--state-names says 1 name for the measured state but'),
             (['--rate-hz', '-3'], '--rate-hz says -3; expected 0.017 to 1000, actions a second'),
             (['--rate-hz', 'nan'], '--rate-hz says nan; expected'),
-            (['--asset-id', 'x'], '--asset-id says x but a LeRobot folder has its own'),
+            (['--asset-id', 'x'], '--asset-id is given, but LeRobot pi05 has no use for it'),
             (
                 ['--tokenizer', '/nowhere.model'],
                 '--tokenizer /nowhere.model: there is no such file',
@@ -359,7 +375,7 @@ class TestContradictions:
                     folder / 'config.json', lambda d: d.update(max_action_dim=16)
                 ),
                 [],
-                'config.json says action dimensions 16 but the tensors show 32',
+                'say action dimensions 16 but the tensors show 32',
             ),
             (
                 lambda folder: edit_json(

@@ -10,9 +10,9 @@ import pytest
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.cli.main import main
-from vla_runtime.families.operation_counts import count_operations
-from vla_runtime.families.pi.declaration import PI05
+from vla_runtime.declarations.pi import PI05
 from vla_runtime.family.listing import family_names, find_family, performance_figures, preset_names
+from vla_runtime.models.shapes.operation_counts import count_operations
 from vla_tools.performance.devices import DEVICES
 from vla_tools.performance.roofline import largest_engine_bytes
 
@@ -242,7 +242,7 @@ def test_a_policy_without_a_tag_has_one_row_alone(tmp_path, capsys):
 def test_without_pytorch_it_says_what_counts_the_operations(monkeypatch, capsys):
     count_operations.cache_clear()
     monkeypatch.setitem(sys.modules, 'torch', None)
-    monkeypatch.delitem(sys.modules, 'vla_runtime.families.meta_runs', raising=False)
+    monkeypatch.delitem(sys.modules, 'vla_runtime.models.shapes.meta_runs', raising=False)
     assert main(['roofline', 'pi05', '--device', 'thor']) == 2
     assert 'operations are counted by PyTorch' in capsys.readouterr().err
 

@@ -9,9 +9,10 @@ from typing import Any
 import cv2
 import numpy as np
 from rosbags.rosbag2 import StoragePlugin, Writer
-from rosbags.typesys import Stores, get_typestore
 
-TYPES = get_typestore(Stores.ROS2_JAZZY)
+from vla_runtime.recording.storage_file import message_types
+
+TYPES = message_types()
 KINDS = TYPES.types
 START_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -31,6 +32,7 @@ outputs:
   - {kind: float64_multi_array, topic: gripper/rate, interface: velocity, joints: [gripper]}
 """
 HEIGHT, WIDTH = 12, 16
+REPORTED_MS = 100
 
 
 @dataclass
@@ -42,6 +44,7 @@ class Story:
         said: time and instruction.
         episodes: time and number of the executor's episode.
         verdicts: time and whether it was a success.
+        drivers: time, who drives from then on and who did before; reported 0.1 s late.
         frame_ms: between two frames of a camera.
         no_frames: camera to a time from and until which it is silent.
         damaged: numbers of the hand camera's frames that are no image.
@@ -54,12 +57,14 @@ class Story:
         camera_ms: by how much stamps of the top camera are ahead; None: it has none.
         encoding: encoding of the top camera.
         prefix: namespace of all topics.
+        typed: chunks and plans are those of `vla_interfaces`.
     """
 
     length_ms: int = 3000
     said: tuple[tuple[int, str], ...] = ((0, 'wave'),)
     episodes: tuple[tuple[int, int], ...] = ()
     verdicts: tuple[tuple[int, bool], ...] = ()
+    drivers: tuple[tuple[int, str, str], ...] = ()
     frame_ms: int = 50
     no_frames: dict[str, tuple[int, int]] = field(default_factory=dict)
     damaged: tuple[int, ...] = ()
@@ -72,6 +77,7 @@ class Story:
     camera_ms: int | None = 0
     encoding: str = 'rgb8'
     prefix: str = ''
+    typed: bool = False
     plugin: StoragePlugin = StoragePlugin.MCAP
 
 
@@ -119,6 +125,9 @@ class _Teller:
             for at, success in story.verdicts:
                 if at == ms:
                     self._verdict(ms, success)
+            for at, driver, before in story.drivers:
+                if at + REPORTED_MS == ms:
+                    self._driver(at, driver, before)
             if ms == 0 and story.step_ms:
                 self._chunk(ms)
             self._joints(ms)
@@ -193,19 +202,35 @@ class _Teller:
         ]
         header = self._header(ms if stamp else None, tag)
         kind = 'trajectory_msgs/msg/JointTrajectory'
-        self._put(ms, topic, kind, header=header, joint_names=names, points=points)
+        fields = {'header': header, 'joint_names': names, 'points': points}
+        if self._story.typed and tag:
+            header.frame_id = ''
+            what, *said = tag.split()
+            facts = {key: int(value) for key, _, value in (one.partition('=') for one in said)}
+            kind, fields = _typed(what, facts, KINDS[kind](**fields))
+        self._put(ms, topic, kind, **fields)
 
     def _verdict(self, ms: int, success: bool) -> None:
-        pair = KINDS['diagnostic_msgs/msg/KeyValue'](key='outcome', value='some')
+        level = 0 if success else 1
+        self._report(ms, 'judge/report', '/judge: instruction', level, {'outcome': 'some'})
+
+    def _driver(self, ms: int, driver: str, before: str) -> None:
+        stamp_ns = START_NS + ms * MS
+        values = {'stamp_ns': str(stamp_ns), 'driver': driver, 'before': before}
+        name = '/vla_executor: driver'
+        self._report(ms + REPORTED_MS, 'vla_executor/report', name, 0, values)
+
+    def _report(self, ms: int, topic: str, name: str, level: int, values: dict[str, str]) -> None:
+        pair = KINDS['diagnostic_msgs/msg/KeyValue']
         status = KINDS['diagnostic_msgs/msg/DiagnosticStatus'](
-            level=0 if success else 1,
-            name='/judge: instruction',
+            level=level,
+            name=name,
             message='',
             hardware_id='',
-            values=[pair],
+            values=[pair(key=key, value=value) for key, value in values.items()],
         )
         kind = 'diagnostic_msgs/msg/DiagnosticArray'
-        self._put(ms, 'judge/report', kind, header=self._header(ms), status=[status])
+        self._put(ms, topic, kind, header=self._header(ms), status=[status])
 
     def _frames(self, ms: int, number: int) -> None:
         camera_ms = self._story.camera_ms
@@ -242,6 +267,23 @@ class _Teller:
     def _is_silent(self, camera: str, ms: int) -> bool:
         begin, end = self._story.no_frames.get(camera, (0, 0))
         return begin <= ms < end
+
+
+def _typed(what: str, facts: dict[str, int], trajectory: Any) -> tuple[str, dict[str, Any]]:
+    """The type of a chunk or plan, and its fields, by the facts of its tag."""
+    fields = {
+        'trajectory': trajectory,
+        'episode': facts['episode'],
+        'has_step': False,
+        'step': 0,
+        'has_request': True,
+        'request': facts['request'],
+    }
+    if what == 'plan':
+        more = {'committed_steps': facts['certain']}
+        return 'vla_interfaces/msg/CommittedPlan', {**fields, **more}
+    more = {'number': facts['number'], 'conditioned': False, 'max_open_requests': 1}
+    return 'vla_interfaces/msg/ActionChunk', {**fields, **more}
 
 
 def _header(ms: float | None, frame_id: str = '') -> Any:

@@ -105,6 +105,12 @@ def test_names_and_shapes_are_those_of_the_robot_file(make: Any) -> None:
         # Said again, it is tried again.
         (Story(said=((0, 'wave'), (1500, 'wave'))), ['wave', 'wave'], [0, 1500], [None, None]),
         (Story(episodes=((0, 7), (1200, 8))), ['wave', 'wave'], [0, 1200], [None, None]),
+        (
+            Story(episodes=((0, 7), (1200, 8)), typed=True),
+            ['wave', 'wave'],
+            [0, 1200],
+            [None, None],
+        ),
         # After a verdict nothing is tried until something begins anew.
         (
             Story(said=((0, 'wave'), (1900, 'point')), verdicts=((1200, True),)),

@@ -8,8 +8,8 @@ import pytest
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.families.operation_counts import count_operations, counts_of
 from vla_runtime.family.listing import performance_figures, preset
+from vla_runtime.models.shapes.operation_counts import count_operations, counts_of
 from vla_tools.performance import bench, cost_sweep
 from vla_tools.performance.bench import BenchOptions
 from vla_tools.performance.cost_page import cost_page

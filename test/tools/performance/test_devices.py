@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_runtime.families.blocks import fused_product
+from vla_runtime.models.blocks import products
 from vla_tools.cli.bench import _power_lines
 from vla_tools.performance import device_rates
 from vla_tools.performance.device_rates import power_state
@@ -96,10 +96,10 @@ def test_a_cpu_is_measured(small):
     assert 0 < found.bytes_per_s < 1e15
 
 
-def test_a_cpu_is_measured_through_the_product_of_the_fused_modules_too(small, monkeypatch):
+def test_a_cpu_is_measured_through_the_product_of_joined_layers_too(small, monkeypatch):
     called = []
     monkeypatch.setattr(
-        fused_product, 'one_pass', lambda device, dtype: lambda *given: called.append(given)
+        products, 'one_pass', lambda device, dtype: lambda *given: called.append(given)
     )
     device_rates.rates_of(None, 0, 'cpu', 'float32')
     assert called

@@ -14,13 +14,13 @@ from onnx_bundles import tiny_onnx_bundle
 from tiny_policy import tiny_dims
 
 from vla_runtime.bundle.onnx_files import graph_path
+from vla_runtime.declarations.pi import PI05, PiDims
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.counts import Work
-from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.operation_counts import count_operations
-from vla_runtime.families.pi.declaration import PI05, PiDims
+from vla_runtime.family.counts import Work
 from vla_runtime.family.listing import find_family, preset
+from vla_runtime.models.base.flow_network import build_network
+from vla_runtime.models.blocks.layers import matrix_names
+from vla_runtime.models.shapes.operation_counts import count_operations
 from vla_tools.performance.devices import DEVICES, GIB, MATRIX_BYTES
 from vla_tools.performance.roofline import (
     MemoryNeed,
@@ -111,6 +111,7 @@ def test_a_second_row_costs_weights_where_graphs_have_static_shapes():
 
 
 @pytest.mark.parametrize('rows', [1, 2])
+@torch.no_grad()
 def test_keys_and_values_are_those_of_the_engine(rows):
     dims = tiny_dims('pi05')
     engine = TorchEngine(build_network('pi05', dims), max_rows=rows)
@@ -126,7 +127,7 @@ def test_keys_and_values_are_those_of_the_engine(rows):
     for buffers in engine._buffers.values():
         for slot in buffers.slots:
             slot['prefix_mask'].fill_(True)
-            keys = engine._fused.prepare_prefix(slot)._own._attended
+            keys = engine._network.prepare_prefix(slot)._self_layers._attended
             prepared += [keys._past_keys, keys._past_values]
     numbers = sum(tensor.untyped_storage().nbytes() for tensor in prepared)
     assert need.prepared <= numbers <= need.prepared * (1 + dims.horizon / dims.prefix_length)

@@ -19,8 +19,10 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.machine import machine
+from vla_runtime.messages import trajectories
 from vla_runtime.messages.trajectories import chunk_to_message, message_to_chunk
 from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.recording.topics import CHUNK_TYPES, PLAN_TYPES, TRAJECTORY
 from vla_runtime.types import ActionChunk, ChunkHeader
 from vla_tools.replay.recorded import ReplayError, SkippedInference, read_run
 from vla_tools.replay.rerun import Replay, compare_chunks, recorded_observations
@@ -56,6 +58,19 @@ def test_every_chunk_is_the_recorded_one_bit_for_bit(recording):
     assert [one.report.number for one in found] == [0, 1, 2, 3, 4, 0, 1, 2]
     assert [one.report.rtc_mode for one in found][2:4] == ['guided', 'guided']
     assert max(one.report.beta for one in found) == 1.0 + np.pi / 7
+
+
+def test_a_recording_of_trajectories_with_tags_replays_bit_for_bit(
+    tmp_path, robot_file, monkeypatch
+):
+    made = write_tiny_policy(tmp_path / 'tiny', tiny_spec('pi0'))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(trajectories, 'typed_messages', lambda: None)
+        folder = record(tmp_path / 'bag', made, robot_file, [Turn(), Turn(still=True)])
+    kinds = {raw.type_name for raw in BagReader(folder).messages(lambda topic, kind: True)}
+    assert TRAJECTORY in kinds and not kinds & {CHUNK_TYPES[0], PLAN_TYPES[0]}
+    found, _ = replay(folder)
+    assert identical(found) == [True, True]
 
 
 # What else a head can be asked for.

@@ -1,6 +1,8 @@
 """Makes `vla_runtime/selftest/policies.tar.xz`: tiny random policies and their chunks.
 
-    ./run exec python test/tools/selftest/make_policies.py [--out policies.tar.xz] [--float16]
+    ./run exec python test/tools/selftest/make_policies.py [NAME …] [--out FILE] [--float16]
+
+With names these policies alone are made, and those of the archive stay as they are.
 
 Needs PyTorch and onnx; the self-test itself needs neither. Weights are numbers that bfloat16 has,
 so that half of every file is zeros and the archive small. Those of the bfloat16 policy, which has
@@ -31,7 +33,7 @@ from vla_runtime.bundle.folder import read_bundle  # noqa: E402
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, Precision  # noqa: E402
 from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec  # noqa: E402
 from vla_runtime.bundle.writer import seal  # noqa: E402
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims  # noqa: E402
+from vla_runtime.family.dimensions import DecoderDims, VisionDims  # noqa: E402
 from vla_runtime.family.listing import find_family  # noqa: E402
 from vla_runtime.files.safetensors_reader import bfloat16_to_float32, float32_to_bfloat16  # noqa: E402
 from vla_runtime.policy import Policy  # noqa: E402
@@ -98,6 +100,7 @@ def make_policy(folder: Path, name: str) -> None:
 def main() -> None:
     """Write the archive."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('names', nargs='*', help='policies to make, such as xvla; all without one')
     parser.add_argument('--out', type=Path, default=ARCHIVE)
     parser.add_argument('--float16', action='store_true', help='each family in float16 as well')
     arguments = parser.parse_args()
@@ -108,7 +111,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / 'policies'
         folder.mkdir()
-        for name in names:
+        if arguments.names:
+            shutil.unpack_archive(ARCHIVE, folder, filter='data')
+        for name in arguments.names or names:
+            shutil.rmtree(folder / name, ignore_errors=True)
             make_policy(folder, name)
         made = shutil.make_archive(str(Path(temporary) / 'policies'), 'xztar', folder)
         shutil.move(made, out)

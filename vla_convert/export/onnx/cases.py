@@ -25,9 +25,6 @@ from vla_runtime.bundle.onnx_files import ANSWER_INPUTS, LOGITS, ROWS, TOKENS
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.recorded_cases import Case, write_cases
 from vla_runtime.engines.token_embedding import TokenEmbedding
-from vla_runtime.families.flow_step import DenoiseStep
-from vla_runtime.families.token_network import TokenNetwork
-from vla_runtime.families.traced_shapes import Part, parameters_of, trace_shapes
 from vla_runtime.family.declaration import (
     PolicyDims,
     RowInput,
@@ -41,6 +38,9 @@ from vla_runtime.inference.denoise import flow_times, usual_schedule
 from vla_runtime.inference.real_time_chunking import plan_weights, scheduler_plan_weights
 from vla_runtime.inference.runner import chunk_noise, step_noise
 from vla_runtime.inference.settings import row_weights
+from vla_runtime.models.base.flow_step import DenoiseStep
+from vla_runtime.models.base.token_network import TokenNetwork
+from vla_runtime.models.shapes.traced_shapes import Part, parameters_of, trace_shapes
 from vla_runtime.processing.tokenizer import Tokenizer
 
 # --- Passes of a `tokens` head: the first are compared one by one, from the reference's tokens; the
@@ -169,7 +169,7 @@ def _first_token(folder: Path, spec: BundleSpec) -> int | None:
     """Token that stands in front of every prompt of this policy; None without one."""
     if spec.prompt is None or spec.tokenizer is None:
         return None
-    layout = find_family(spec.family).templates[spec.prompt.template]
+    layout = find_family(spec.family).layout(spec.prompt, spec.dims)
     if not layout.bos:
         return None
     return Tokenizer.load(folder / spec.tokenizer).bos
@@ -212,9 +212,9 @@ def _case(
             weight = plan_weights(flow_times(spec.denoise_steps), **overlap)
     added = np.zeros(0, np.float32)
     if family.has_scheduler:
-        added = np.zeros((spec.denoise_steps, *chunk), np.float32)
-        draws = scheduler_of(dims).draws(spec.denoise_steps) - 1
-        added[:draws, 0] = step_noise(SEED, number, draws, chunk[1:])
+        scheduler, steps = scheduler_of(dims), spec.denoise_steps
+        further = step_noise(SEED, number, scheduler.draws(steps) - 1, chunk[1:])
+        added = scheduler.step_noise(np.concatenate([x, further])[None], steps)
     return Case(
         words={
             'rows': rows,

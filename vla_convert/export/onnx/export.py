@@ -55,15 +55,15 @@ from vla_runtime.bundle.onnx_files import (
 )
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
-from vla_runtime.families.blocks.layers import matrix_names, query_scales
-from vla_runtime.families.blocks.ternary_weights import PER_BYTE
-from vla_runtime.families.flow_network import FlowNetwork, empty_network
-from vla_runtime.families.flow_step import DenoiseStep, Prefix
-from vla_runtime.families.operation_counts import count_operations, write_counts
-from vla_runtime.families.token_network import ReadToken, TokenNetwork
-from vla_runtime.families.traced_shapes import parameters_of, trace_shapes
 from vla_runtime.family.declaration import distinct_image_sizes, image_sizes, stages
 from vla_runtime.family.listing import find_family
+from vla_runtime.family.ternary_weights import PER_BYTE
+from vla_runtime.models.base.flow_network import FlowNetwork, empty_network
+from vla_runtime.models.base.flow_step import DenoiseStep, Prefix
+from vla_runtime.models.base.token_network import ReadToken, TokenNetwork
+from vla_runtime.models.blocks.layers import matrix_names, query_scales
+from vla_runtime.models.shapes.operation_counts import count_operations, write_counts
+from vla_runtime.models.shapes.traced_shapes import parameters_of, trace_shapes
 
 # Most looks of the head at its flow that the baseline holds, one after the other.
 _MOST_UNROLLED = 50

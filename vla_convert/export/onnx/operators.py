@@ -76,8 +76,8 @@ def _unary(operator: str) -> Lowering:
     return write
 
 
-for _name, _operator in (('neg', 'Neg'), ('cos', 'Cos'), ('sin', 'Sin'), ('relu', 'Relu')):
-    _LOWERINGS[f'{_name}.default'] = _unary(_operator)
+for _name in ('neg', 'cos', 'sin', 'relu', 'sigmoid'):
+    _LOWERINGS[f'{_name}.default'] = _unary(_name.capitalize())
 
 
 @_writes('square.default')
@@ -286,11 +286,18 @@ def _rms_norm(
 
 @_writes('scaled_dot_product_attention.default')
 def _attention(
-    graph: GraphWriter, traced: Tensor, q: Value, k: Value, v: Value, mask: Value | None = None
+    graph: GraphWriter,
+    traced: Tensor,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None = None,
+    scale: float = 1.0,
 ) -> Value:
     """Attention with scores and softmax in float32.
 
-    The query weights hold the scale 1/sqrt(head_dim) (`translation.py`). Half operands are widened
+    The query weights hold the scale 1/sqrt(head_dim) (`translation.py`), or what is traced scales
+    queries itself and says so (`scale` 1). Half operands are widened
     before their product: a score of 30 rounded to half is off by 0.01 to 0.06 before softmax. It
     is written out, as runtimes below opset 23 and TensorRT before 10.14 lack ONNX's `Attention`.
     """
@@ -546,6 +553,11 @@ def _select(graph: GraphWriter, traced: Tensor, x: Value, dim: int, index: int) 
     axis = dim % len(x.shape)
     place = graph.constant(torch.tensor(index % x.shape[axis]))
     return graph.node('Gather', [x, place], traced.shape, axis=axis)
+
+
+@_writes('gather.default')
+def _gather(graph: GraphWriter, traced: Tensor, x: Value, dim: int, places: Value) -> Value:
+    return graph.node('GatherElements', [x, places], traced.shape, axis=dim % len(x.shape))
 
 
 @_writes('repeat.default')

@@ -48,9 +48,9 @@ from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.recorded_cases import Case
 from vla_runtime.engines.token_embedding import TokenEmbedding
-from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.family.declaration import distinct_image_sizes
 from vla_runtime.family.listing import find_family
+from vla_runtime.models.blocks.layers import matrix_names
 
 Feed = dict[str, np.ndarray]
 # Ends of the names of MLPs' matrices.

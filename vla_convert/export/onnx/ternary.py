@@ -28,8 +28,8 @@ from vla_convert.export.onnx.graph import GraphWriter, Value
 from vla_convert.export.onnx.weights import BundleWeights
 from vla_runtime.bundle.schema import PACKED
 from vla_runtime.engines.recorded_cases import BOUNDS
-from vla_runtime.families.blocks.ternary import LARGEST_CODE, SMALLEST, unpack
-from vla_runtime.families.meta_shapes import DispatchMode
+from vla_runtime.models.blocks.ternary import LARGEST_CODE, SMALLEST, unpack
+from vla_runtime.models.shapes.meta_shapes import DispatchMode
 
 # End of the name of a ternary matrix in a graph.
 ENDING = '/ternary'

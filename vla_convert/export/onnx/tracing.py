@@ -21,7 +21,7 @@ from torch.nn.modules.module import (
 )
 from torch.utils import _pytree as pytree
 
-from vla_runtime.families.meta_shapes import DispatchMode, OperatorShapeCache
+from vla_runtime.models.shapes.meta_shapes import DispatchMode, OperatorShapeCache
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,6 @@ from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Sessio
 from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.recorded_cases import Case, error_of, judged_as, read_cases
 from vla_runtime.engines.token_embedding import TokenEmbedding
-from vla_runtime.families.blocks.layers import query_scales
-from vla_runtime.families.flow_network import empty_network
 from vla_runtime.family.declaration import (
     MOST_FLOW_STEPS,
     AnswerDecoder,
@@ -72,6 +70,8 @@ from vla_runtime.family.listing import find_family, read_time_table
 from vla_runtime.family.step_schedule import stage_times, step_rows
 from vla_runtime.files.quotes import join_truncated
 from vla_runtime.inference.denoise import flow_times, usual_schedule
+from vla_runtime.models.base.flow_network import empty_network
+from vla_runtime.models.blocks.layers import query_scales
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
 
@@ -464,7 +464,7 @@ class _Verifier:
     def _add_units(self, found: np.ndarray, meant: np.ndarray) -> None:
         """Add the difference of two normalised chunks (H, A) in the robot's units."""
         sent, width = self._spec.action_rows, len(self._spec.actions)
-        to_robot = joint_space(self._spec.joint_space).actions_to_robot
+        to_robot = joint_space(self._spec.joint_space, self._spec.joint_frame).actions_to_robot
         of_robot = [to_robot(self._actions.denormalise(c[sent, :width])) for c in (found, meant)]
         self._in_units.append(np.abs(of_robot[0] - of_robot[1]))
 
@@ -472,7 +472,7 @@ class _Verifier:
 def _all_times(family: Family, dims: PolicyDims) -> np.ndarray:
     """Times of every number of steps that the settings allow, each time once."""
     if family.has_scheduler:
-        return np.arange(scheduler_of(dims).train_steps, dtype=np.float64)
+        return scheduler_of(dims).all_times()
     counts = range(1, MOST_FLOW_STEPS + 1)
     seen = [stage_times(dims, flow_times(n), -1.0 / n).reshape(-1) for n in counts]
     return np.unique(np.concatenate(seen))

@@ -452,10 +452,10 @@ def _done(
 # Later parsers know them all.
 _KNOWN_8_6 = """
     Abs Add And ArgMax Cast Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos Div Equal
-    Erf Exp Expand Flatten Floor Gather Gemm Greater GreaterOrEqual Identity LayerNormalization
-    Less LessOrEqual Log MatMul Max MaxPool Min Mul Neg Not Or Pow Range Reciprocal ReduceMax
-    ReduceMean ReduceMin ReduceSum Relu Reshape Shape Sigmoid Sin Slice Softmax Softplus Split
-    Sqrt Squeeze Sub Tanh Tile Transpose Unsqueeze Where
+    Erf Exp Expand Flatten Floor Gather GatherElements Gemm Greater GreaterOrEqual Identity
+    LayerNormalization Less LessOrEqual Log MatMul Max MaxPool Min Mul Neg Not Or Pow Range
+    Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Shape Sigmoid Sin Slice
+    Softmax Softplus Split Sqrt Squeeze Sub Tanh Tile Transpose Unsqueeze Where
 """
 OPERATORS_8_6 = frozenset(_KNOWN_8_6.split())
 OPSET_8_6 = 17

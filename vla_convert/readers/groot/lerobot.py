@@ -1,4 +1,4 @@
-"""Facts of a LeRobot folder of type `groot`.
+"""A LeRobot folder of type `groot`, of N1.5.
 
 Its processors are its own steps: normalise, pad and name the embodiment; write the prompt; prepare
 the images; undo the normalisation. LeRobot 0.4.4.
@@ -10,14 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_convert.checkpoints.draft import USUAL, Draft
 from vla_convert.checkpoints.feature_names import CAMERA_FEATURE
-from vla_convert.checkpoints.folder_facts import (
-    CONFIG_FILE,
-    ExportError,
-    FolderFacts,
-    expect,
-    find_tokenizer,
-)
+from vla_convert.checkpoints.folder_facts import ExportError, expect
 from vla_convert.checkpoints.lerobot_folder import feature_length
 from vla_convert.checkpoints.lerobot_processors import (
     POSTPROCESSOR_FILE,
@@ -27,8 +22,8 @@ from vla_convert.checkpoints.lerobot_processors import (
     state_file,
 )
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
-from vla_runtime.families.groot.dimensions import DENOISE_STEPS, USUAL_PROMPT_LENGTH
-from vla_runtime.files.json_file import JsonMapping, read_json
+from vla_runtime.declarations.groot import DENOISE_STEPS, USUAL_PROMPT_LENGTH
+from vla_runtime.files.json_file import JsonMapping
 
 PACK_STEP, UNPACK_STEP = 'groot_pack_inputs_v3', 'groot_action_unpack_unnormalize_v1'
 PREPROCESSORS = (
@@ -44,12 +39,13 @@ _POSTPROCESSORS = (UNPACK_STEP, 'device_processor')
 _HORIZON = 16
 
 
-def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
-    """Read the facts of a folder of type `groot`.
+def fill_groot(draft: Draft) -> None:
+    """Fill a draft from a folder of type `groot`, of N1.5.
 
     Raises ExportError or JsonError: unsupported settings, contradictory, missing or damaged files.
     """
-    config = read_json(folder / CONFIG_FILE)
+    draft.is_of('LeRobot', 'groot_n15')
+    folder, config = draft.folder, draft.config
     before = read_pipeline(folder / PREPROCESSOR_FILE, PREPROCESSORS)
     after = read_pipeline(folder / POSTPROCESSOR_FILE, _POSTPROCESSORS)
     pack, unpack = before.step(PACK_STEP), after.step(UNPACK_STEP)
@@ -65,27 +61,29 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
         feature_length(config, 'input_features', 'observation.state'),
         feature_length(config, 'output_features', 'action'),
     )
-    tag = pack.get('embodiment_tag', str)
-    return FolderFacts(
-        kind='LeRobot',
-        family='groot_n15',
-        cameras=_cameras(config),
-        images=images,
+    draft.source = {
+        'checkpoint': 'LeRobot groot',
+        'embodiment': pack.get('embodiment_tag', str),
+    }
+    draft.write(config.place('input_features'), cameras=_cameras(config))
+    draft.write(
+        config.place('type'),
+        images=ImageSpec(padding='stretch', resample='bicubic_uint8'),
         normalisation=NormalisationSpec('min_max_flat', 'min_max_flat'),
-        statistics=_statistics(folder, before, after, state, actions),
-        cleaning='python_list',
-        state_length=state,
-        action_length=actions,
-        deltas=(None,) * actions,
-        template='chat',
-        usual_prompt_length=USUAL_PROMPT_LENGTH,
-        horizon=_HORIZON if pack.count('action_horizon', _HORIZON) == _HORIZON else None,
+        prompt_template='chat',
+        prompt_cleaning='python_list',
         denoise_steps=DENOISE_STEPS,
-        action_dim=config.count('max_action_dim'),
-        state_dim=config.count('max_state_dim'),
-        tokenizer=find_tokenizer(folder),
-        source={'checkpoint': 'LeRobot groot', 'embodiment': tag},
+        deltas=(None,) * actions,
     )
+    draft.state_length, draft.action_length = state, actions
+    found = _statistics(folder, before, after, state, actions)
+    draft.write(before.path.name, statistics=found)
+    horizon = pack.count('action_horizon', _HORIZON)
+    draft.write(pack.place('action_horizon'), horizon=_HORIZON if horizon == _HORIZON else None)
+    for name in ('action_dim', 'state_dim'):
+        draft.write(config.place(f'max_{name}'), **{name: config.count(f'max_{name}')})
+    draft.assume(USUAL, prompt_length=USUAL_PROMPT_LENGTH)
+    draft.write_tokenizer()
 
 
 def _cameras(config: JsonMapping) -> tuple[CameraSpec, ...]:

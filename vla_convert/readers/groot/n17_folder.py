@@ -1,4 +1,4 @@
-"""Facts of a GR00T N1.6 or N1.7 folder, as NVIDIA's Isaac-GR00T and LeRobot 0.6 write it.
+"""A GR00T N1.6 or N1.7 folder, as NVIDIA's Isaac-GR00T and LeRobot 0.6 write it.
 
 LeRobot (type `groot`) writes N1.7 alone, in its processors' steps; NVIDIA writes the same facts
 into processor_config.json, statistics.json and embodiment_id.json.
@@ -6,19 +6,13 @@ into processor_config.json, statistics.json and embodiment_id.json.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+from vla_convert.checkpoints.draft import USUAL, Draft
 from vla_convert.checkpoints.feature_names import CAMERA_FEATURE
-from vla_convert.checkpoints.folder_facts import (
-    CONFIG_FILE,
-    ExportError,
-    FolderFacts,
-    Question,
-    expect,
-    find_tokenizer,
-)
+from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError, expect
 from vla_convert.checkpoints.lerobot_folder import feature_image, feature_length, is_lerobot_folder
 from vla_convert.checkpoints.lerobot_processors import (
     POSTPROCESSOR_FILE,
@@ -35,7 +29,7 @@ from vla_runtime.bundle.schema import (
     NormalisationSpec,
     earlier_name,
 )
-from vla_runtime.families.groot.dimensions import DENOISE_STEPS, USUAL_PROMPT_LENGTH
+from vla_runtime.declarations.groot import DENOISE_STEPS, USUAL_PROMPT_LENGTH
 from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.processing.plain_images import shortest_edge_size
@@ -107,20 +101,6 @@ def cut_image(
     return sizes.pop() if sizes else None
 
 
-def network_image(facts: FolderFacts, block: int, least: int) -> tuple[int, int]:
-    """Height and width of the network's images: Qwen's `smart_resize` of the cropped ones.
-
-    `block`: edge of an image token in pixels; `least`: pixels that smaller images are enlarged to.
-    """
-    (cut,) = facts.image_sizes
-    # Python's round, to even.
-    height, width = (block * round(edge / block) for edge in cut)
-    if height * width < least:
-        scale = math.sqrt(least / (cut[0] * cut[1]))
-        height, width = (block * math.ceil(edge * scale / block) for edge in cut)
-    return height, width
-
-
 def _pair(settings: JsonMapping, key: str) -> tuple[int, int] | None:
     values = settings.get(key, list, None)
     if values is None:
@@ -161,27 +141,20 @@ _NETWORK = {
     'use_mean_std': False,
 }
 _DIT = {'norm_type': 'ada_norm', 'interleave_self_attention': True}
-_IMAGE_SIZE = Question(
-    '--image-size',
+_IMAGE_SIZE = (
     "height and width of the cameras' images in pixels, such as 480x640: this policy keeps their "
-    'aspect (use_albumentations), so they decide how many image tokens there are',
+    'aspect (use_albumentations), so they decide how many image tokens there are'
 )
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """Facts that both kinds of folder state; `raw_images`: (height, width) by camera, if stated."""
+class _Settings(NamedTuple):
+    """What both kinds of folder keep in other files; `raw_images`: (height, width) by camera."""
 
-    kind: str
-    tag: str | None
     general: JsonMapping
     images: JsonMapping
     modality: JsonMapping
-    columns: GroupedColumns
-    horizon: int
-    denoise_steps: int
-    raw_images: tuple[tuple[int, int], ...]
-    cameras: tuple[str, ...]
+    raw_images: tuple[tuple[int, int], ...] = ()
+    cameras: tuple[str, ...] = ()
 
 
 def n17_embodiments(folder: Path, options: ExportOptions) -> tuple[str | None, JsonMapping]:
@@ -196,64 +169,82 @@ def n17_embodiments(folder: Path, options: ExportOptions) -> tuple[str | None, J
     return tag, slots
 
 
-def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> FolderFacts:
-    """Read the facts of a `groot_n16` or `groot_n17` folder.
+def fill_n17(draft: Draft, family: str) -> None:
+    """Fill a draft from a `groot_n16` or `groot_n17` folder.
 
     Raises ExportError or JsonError: unsupported settings, contradictory, missing or damaged files.
     """
-    if not is_lerobot_folder(folder):
-        found = _nvidia(folder, family, options)
+    draft.is_of('LeRobot' if is_lerobot_folder(draft.folder) else 'NVIDIA', family)
+    draft.source['checkpoint'] = f'{draft.kind} groot {_VERSIONS[family]}'
+    if draft.kind == 'NVIDIA':
+        found = _fill_nvidia(draft)
     elif family == 'groot_n17':
-        found = _lerobot(folder)
+        found = _fill_lerobot(draft)
     else:
         raise ExportError(
-            f"{folder}: has the tensors of GR00T N1.6 in a folder of LeRobot's, which serves N1.5 "
-            "and N1.7; export the folder of NVIDIA's that it was made from"
+            f"{draft.folder}: has the tensors of GR00T N1.6 in a folder of LeRobot's, which serves "
+            "N1.5 and N1.7; export the folder of NVIDIA's that it was made from"
         )
     _check(found)
-    images = image_spec(found.images, nvidia=found.kind == 'NVIDIA')
-    if family == 'groot_n16':
-        # Its processor has no such transform.
-        expect(found.images, 'letter_box_transform', False)
-    if family == 'groot_n16' and images.crop is not None:
-        # Eagle's processor resizes with Pillow, Qwen's with torchvision.
-        images = replace(images, crop=replace(images.crop, last='bicubic_pillow'))
-    columns = found.columns
-    cut = cut_image(found.images, images, _camera_images(folder, found, options))
-    return FolderFacts(
-        kind=found.kind,
-        family=family,
-        cameras=_cameras(found),
-        images=images,
+    _write_images(draft, found)
+    draft.write(
+        f'{draft.source["checkpoint"]} itself',
         normalisation=NormalisationSpec('clipped_range', 'clipped_range'),
-        angles=columns.angles,
-        statistics=columns.statistics,
-        cleaning='letters',
-        state_length=columns.state,
-        action_length=columns.actions,
+        prompt_template='chat',
+        prompt_cleaning='letters',
+    )
+    draft.assume(USUAL, prompt_length=USUAL_PROMPT_LENGTH)
+    draft.write_tokenizer()
+
+
+def _write_columns(draft: Draft, columns: GroupedColumns, ranges: str, modality: str) -> None:
+    """Write the columns, with the places of their ranges and of their order."""
+    draft.state_length, draft.action_length = columns.state, columns.actions
+    draft.write(ranges, statistics=columns.statistics)
+    draft.write(
+        modality,
         deltas=columns.deltas,
-        poses=columns.poses,
-        template='chat',
-        usual_prompt_length=USUAL_PROMPT_LENGTH,
-        horizon=found.horizon,
+        folder_poses=columns.poses,
+        angle_groups=columns.angles,
         real_horizon=columns.horizon,
-        denoise_steps=found.denoise_steps,
-        image_sizes=() if cut is None else (cut,),
-        tokenizer=find_tokenizer(folder),
-        source={
-            'checkpoint': f'{found.kind} groot {_VERSIONS[family]}',
-            'embodiment': found.tag or '',
-        },
-        questions=() if cut else (_IMAGE_SIZE,),
-        notes=_letterbox_notes(found, images),
     )
 
 
-def _letterbox_notes(found: _Settings, images: ImageSpec) -> tuple[str, ...]:
+def _write_schedule(draft: Draft, settings: JsonMapping, usual_horizon: int) -> None:
+    """Write the actions of a chunk, and the steps that denoise them."""
+    of_horizon, of_steps = 'action_horizon', 'num_inference_timesteps'
+    horizon = settings.count(of_horizon, usual_horizon)
+    draft.write(settings.place(of_horizon), horizon=horizon)
+    steps = draft.config.count(of_steps, DENOISE_STEPS)
+    draft.write(draft.config.place(of_steps), denoise_steps=steps)
+
+
+def _write_images(draft: Draft, found: _Settings) -> None:
+    """Write cameras, and crop and size of their images; ask for their size where it decides."""
+    images = image_spec(found.images, nvidia=draft.kind == 'NVIDIA')
+    if draft.family == 'groot_n16':
+        # Its processor has no such transform.
+        expect(found.images, 'letter_box_transform', False)
+        if images.crop is not None:
+            # Eagle's processor resizes with Pillow, Qwen's with torchvision.
+            images = replace(images, crop=replace(images.crop, last='bicubic_pillow'))
+    if images.resample == 'area':
+        draft.missing.use('--image-size')
+    draft.write(found.modality.place('video'), cameras=_cameras(found))
+    draft.write(found.images.place('image_target_size'), images=images)
+    cut = cut_image(found.images, images, _camera_images(draft, found))
+    if cut is None:
+        draft.missing.ask('--image-size', _IMAGE_SIZE)
+    else:
+        draft.write(found.images.place('image_crop_size'), image_sizes=(cut,))
+    draft.notes += _letterbox_notes(draft, found)
+
+
+def _letterbox_notes(draft: Draft, found: _Settings) -> tuple[str, ...]:
     """Return a note where the training's release decides whether images were padded."""
     if (
-        found.kind != 'NVIDIA'
-        or images.resample != 'area'
+        draft.kind != 'NVIDIA'
+        or draft.images.resample != 'area'
         or not found.images.get('letter_box_transform', bool, False)
     ):
         return ()
@@ -264,34 +255,33 @@ def _letterbox_notes(found: _Settings, images: ImageSpec) -> tuple[str, ...]:
     )
 
 
-def _camera_images(
-    folder: Path, found: _Settings, options: ExportOptions
-) -> tuple[tuple[int, int], ...]:
+def _camera_images(draft: Draft, found: _Settings) -> tuple[tuple[int, int], ...]:
     """(height, width) of the cameras' images, of the folder or else of the options."""
-    given = options.image_size
+    given = draft.options.image_size
     if given is None:
         return found.raw_images
     for stated in found.raw_images:
         if stated != given:
             raise ExportError(
-                f'{folder / CONFIG_FILE}: input_features has images of {stated[0]}x{stated[1]} '
-                f'but --image-size says {given[0]}x{given[1]}'
+                f'{draft.folder / CONFIG_FILE}: input_features has images of '
+                f'{stated[0]}x{stated[1]} but --image-size says {given[0]}x{given[1]}'
             )
     return (given,)
 
 
-def _lerobot(folder: Path) -> _Settings:
-    config = read_json(folder / CONFIG_FILE)
+def _fill_lerobot(draft: Draft) -> _Settings:
+    folder, config = draft.folder, draft.config
     before = read_pipeline(folder / PREPROCESSOR_FILE, _BEFORE)
     after = read_pipeline(folder / POSTPROCESSOR_FILE, _AFTER)
     pack, decode = before.step(_PACK), after.step(_DECODE)
-    tag = pack.get('embodiment_tag', str)
+    draft.source['embodiment'] = tag = pack.get('embodiment_tag', str)
     # LeRobot takes this one at load, whatever the steps were saved with.
     _refuse_transform(config, tag)
     inputs = config.mapping('input_features')
     cameras = sorted(key for key in inputs.values if key.startswith(CAMERA_FEATURE))
     modality = pack.mapping('modality_config', optional=True)
     if pack.get('raw_stats', dict, None) and _DECODE in after.steps:
+        ranges = pack.place('raw_stats')
         percentiles = pack.get('use_percentiles', bool, False)
         # The actions that it decodes were normalised by the other step.
         expect(decode, 'use_percentiles', percentiles)
@@ -308,6 +298,7 @@ def _lerobot(folder: Path) -> _Settings:
         expect(unpack, 'clip_normalized_action', True)
         expect(unpack, 'normalize_min_max', True)
         path, statistics = state_file(folder, before, _PACK)
+        ranges = path.name
         columns = flat_columns(
             path,
             statistics,
@@ -329,15 +320,12 @@ def _lerobot(folder: Path) -> _Settings:
         (pack, 'normalize_min_max', True),
     ):
         expect(step, key, expected)
+    _write_columns(draft, columns, ranges, pack.place('modality_config'))
+    _write_schedule(draft, pack, _HORIZON)
     return _Settings(
-        kind='LeRobot',
-        tag=tag,
         general=pack,
         images=before.step(_ENCODE),
         modality=modality,
-        columns=columns,
-        horizon=pack.count('action_horizon', _HORIZON),
-        denoise_steps=config.count('num_inference_timesteps', DENOISE_STEPS),
         raw_images=tuple(feature_image(config, key) for key in cameras),
         cameras=tuple(key.removeprefix(CAMERA_FEATURE) for key in cameras),
     )
@@ -352,7 +340,8 @@ def _refuse_transform(settings: JsonMapping, tag: str) -> None:
         raise settings.error('action_decode_transform', f"'{transform}' is not supported")
 
 
-def _nvidia(folder: Path, family: str, options: ExportOptions) -> _Settings:
+def _fill_nvidia(draft: Draft) -> _Settings:
+    folder, options, config = draft.folder, draft.options, draft.config
     processor = read_json(folder / PROCESSOR_FILE).mapping('processor_kwargs')
     tag = _nvidia_tag(folder, options)
     if tag is None:
@@ -366,25 +355,17 @@ def _nvidia(folder: Path, family: str, options: ExportOptions) -> _Settings:
         relative=processor.get('use_relative_action', bool, False),
         sines=processor.get('apply_sincos_state_encoding', bool, False),
     )
-    config = read_json(folder / CONFIG_FILE)
     dit = config.mapping('diffusion_model_cfg', optional=True)
     for where, fixed in ((config, _NETWORK), (dit, _DIT)):
         for key, expected in fixed.items():
             expect(where, key, expected)
     if dit.value('positional_embeddings') is not None:
         raise dit.error('positional_embeddings', 'is not supported; expected null')
-    return _Settings(
-        kind='NVIDIA',
-        tag=tag,
-        general=processor,
-        images=processor,
-        modality=modality,
-        columns=columns,
-        horizon=config.count('action_horizon', _HORIZONS[family]),
-        denoise_steps=config.count('num_inference_timesteps', DENOISE_STEPS),
-        raw_images=(),
-        cameras=(),
-    )
+    draft.source['embodiment'] = tag
+    of_tag = processor.mapping('modality_configs').place(tag)
+    _write_columns(draft, columns, f'{STATISTICS_FILE}, {tag}', of_tag)
+    _write_schedule(draft, config, _HORIZONS[draft.family])
+    return _Settings(processor, processor, modality)
 
 
 def _nvidia_tag(folder: Path, options: ExportOptions) -> str | None:

@@ -115,12 +115,19 @@ class PrefixRows:
         self.past: list[dict[str, Buffer]] = []
         self.encode: list[Binding] = []
 
-    def open_session(self, image_tokens: Buffer, image_mask: Buffer) -> None:
+    def make_slots(self) -> list[dict[str, Buffer]]:
+        """Return slots of one more session, which are not in `past` yet."""
+        return [
+            {name: self._session.buffer(name) for name in self._session.outputs}
+            for _ in range(SLOTS)
+        ]
+
+    def open_session(
+        self, slots: list[dict[str, Buffer]], image_tokens: Buffer, image_mask: Buffer
+    ) -> None:
         images = dict(zip(IMAGE_INPUTS, (image_tokens, image_mask), strict=True))
-        for _ in range(SLOTS):
-            past = {name: self._session.buffer(name) for name in self._session.outputs}
-            self.past.append(past)
-            self.encode.append(self._encoding(past, images))
+        self.past += slots
+        self.encode += [self._encoding(past, images) for past in slots]
 
     def _encoding(self, past: Mapping[str, Buffer], images: Mapping[str, Buffer]) -> Binding:
         binding = self._session.binding()
@@ -242,9 +249,23 @@ class OnnxEngine:
         self._make_head(graphs)
         self.open_session()
 
+    @property
+    def session_bytes(self) -> int:
+        slots = (rows.past[:SLOTS] for rows in self._rows.values())
+        past = [buffer for held in slots for slot in held for buffer in slot.values()]
+        return sum(buffer.size for buffer in (self._image_tokens[0], *past))
+
     def open_session(self) -> int:
+        session = len(self._image_tokens)
         tokens = (self.dims.cameras, *max(vision.tokens for vision in self._vision.values()))
-        image_tokens = Buffer(self._place, tokens, 'tensor(float)')
+        try:
+            image_tokens = Buffer(self._place, tokens, 'tensor(float)')
+            slots = {count: rows.make_slots() for count, rows in self._rows.items()}
+        except Exception as error:  # ONNX Runtime's errors share no base class
+            raise ValueError(
+                f"device '{self._place.device}': no memory for session {session + 1}; serve fewer "
+                f'robots at once (--max-sessions), or end what else uses the memory: {error}'
+            ) from error
         image_tokens.write(np.zeros(tokens, dtype=np.float32))
         self._image_tokens.append(image_tokens)
         self._encode_image.append(
@@ -253,9 +274,9 @@ class OnnxEngine:
                 for camera, size in enumerate(self._sizes)
             ]
         )
-        for rows in self._rows.values():
-            rows.open_session(image_tokens, self._image_mask)
-        return len(self._image_tokens) - 1
+        for count, rows in self._rows.items():
+            rows.open_session(slots[count], image_tokens, self._image_mask)
+        return session
 
     def _make_head(self, graphs: Graphs) -> None:
         self._rows: Mapping[int, Any] = {

@@ -157,7 +157,7 @@ class Placement:
 class Buffer:
     """A tensor of a static shape that lives as long as its engine, in the device's memory.
 
-    `kind` is ONNX Runtime's name of the type, `tensor(float)`.
+    `kind` is ONNX Runtime's name of the type, `tensor(float)`; `size` is in bytes.
     """
 
     def __init__(self, placement: Placement, shape: Sequence[int], kind: str) -> None:
@@ -166,7 +166,8 @@ class Buffer:
         self.value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
             self.shape, self.kind, placement.memory, placement.index
         )
-        self._row_bytes = self.value.tensor_size_in_bytes() // (self.shape[0] if shape else 1)
+        self.size = int(self.value.tensor_size_in_bytes())
+        self._row_bytes = self.size // (self.shape[0] if shape else 1)
 
     def write(self, array: np.ndarray) -> None:
         """Overwrite the whole buffer; the array's shape may differ in axes of length one."""

@@ -28,8 +28,10 @@ class _TokenRows(PrefixRows):
         # By slot and place.
         self.read: list[list[Binding]] = []
 
-    def open_session(self, image_tokens: Buffer, image_mask: Buffer) -> None:
-        super().open_session(image_tokens, image_mask)
+    def open_session(
+        self, slots: list[dict[str, Buffer]], image_tokens: Buffer, image_mask: Buffer
+    ) -> None:
+        super().open_session(slots, image_tokens, image_mask)
         for slot in range(len(self.read), len(self.past)):
             self.read.append([self._reading(slot, place) for place in range(self.places)])
 

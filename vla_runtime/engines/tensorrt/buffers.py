@@ -1,4 +1,4 @@
-"""Device buffers of the TensorRT engine: arrays, rows with prefix slots, schedules."""
+"""Device buffers of the TensorRT engine: arrays, sessions, inputs of so many rows, schedules."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class DeviceArray:
     def __init__(self, runtime: CudaRuntime, shape: tuple[int, ...], dtype: str) -> None:
         self._runtime = runtime
         self.shape, self.dtype = shape, dtype
-        self._held = np.dtype(np.uint16 if dtype == 'bfloat16' else dtype)
-        self.size = math.prod(shape) * self._held.itemsize
+        self._held, self.size = _held(dtype), _bytes_of(shape, dtype)
         self.address = runtime.allocate(self.size)
 
     @classmethod
@@ -93,24 +92,40 @@ class RowArrays:
         self._runtime.free(self._start)
 
 
+def _held(dtype: str) -> np.dtype:
+    """Type of numpy that holds a type of the device."""
+    return np.dtype(np.uint16 if dtype == 'bfloat16' else dtype)
+
+
+def _bytes_of(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * _held(dtype).itemsize
+
+
 class PrefixSlot:
     """One prefix: the prefix engine's outputs, which are the expert's inputs of the same names."""
 
-    def __init__(self, runtime: CudaRuntime, past: Mapping[str, TensorInfo]) -> None:
-        self.arrays = {name: DeviceArray.of(runtime, tensor) for name, tensor in past.items()}
+    def __init__(self, arrays: Mapping[str, DeviceArray]) -> None:
+        self.arrays = arrays
 
     @property
     def addresses(self) -> dict[str, int]:
         return {name: array.address for name, array in self.arrays.items()}
 
+    def copy_from(self, source: PrefixSlot) -> None:
+        for name, array in self.arrays.items():
+            array.copy_from(source.arrays[name])
+
 
 class PrefixRows:
-    """Buffers of the prefix for one number of prompt rows, with its slots.
+    """Inputs of the prefix for one number of prompt rows; every session uses them in turn.
 
     Args:
         prefix: inputs and outputs of its engine.
         inputs: names of the family's prefix inputs; the engine may take rows of the text table in
             place of one.
+
+    Attributes:
+        past: the engine's outputs by name, which a slot has.
     """
 
     def __init__(
@@ -118,10 +133,9 @@ class PrefixRows:
         runtime: CudaRuntime,
         prefix: Mapping[str, TensorInfo],
         inputs: Collection[str],
-        slots: int,
     ) -> None:
         own_inputs = {*inputs, TEXT_INPUT} & set(prefix)
-        past = {
+        self.past = {
             name: tensor
             for name, tensor in prefix.items()
             if name not in IMAGE_INPUTS and name not in own_inputs
@@ -131,7 +145,6 @@ class PrefixRows:
             for name, tensor in prefix.items()
             if name in own_inputs
         }
-        self.slots = [PrefixSlot(runtime, past) for _ in range(slots)]
 
 
 class RowBuffers(PrefixRows):
@@ -143,10 +156,9 @@ class RowBuffers(PrefixRows):
         prefix: Mapping[str, TensorInfo],
         expert: Mapping[str, TensorInfo],
         inputs: Collection[str],
-        slots: int,
     ) -> None:
-        super().__init__(runtime, prefix, inputs, slots)
-        own = {*self.slots[0].arrays, *STEP_INPUTS, *SCHEDULER_INPUTS, *STEP_OUTPUTS, 'x'}
+        super().__init__(runtime, prefix, inputs)
+        own = {*self.past, *STEP_INPUTS, *SCHEDULER_INPUTS, *STEP_OUTPUTS, 'x'}
         self.head_inputs = {
             name: DeviceArray.of(runtime, tensor)
             for name, tensor in expert.items()
@@ -154,6 +166,55 @@ class RowBuffers(PrefixRows):
         }
         self.row_weight = DeviceArray.of(runtime, expert['row_weight'])
         self.velocity = DeviceArray.of(runtime, expert['velocity'])
+
+
+class SessionMemory:
+    """Image tokens of all cameras, and prefix slots of each number of prompt rows.
+
+    Args:
+        rows: by number of prompt rows.
+        slots: numbers of the slots.
+
+    Attributes:
+        slots: by number of rows and slot.
+
+    Raises:
+        CudaError: not enough memory; nothing stays allocated.
+    """
+
+    def __init__(
+        self,
+        runtime: CudaRuntime,
+        image_tokens: TensorInfo,
+        rows: Mapping[int, PrefixRows],
+        slots: Collection[int],
+    ) -> None:
+        self._arrays: list[DeviceArray] = []
+
+        def made(tensor: TensorInfo) -> DeviceArray:
+            self._arrays.append(DeviceArray.of(runtime, tensor))
+            return self._arrays[-1]
+
+        with close_on_error(self._free):
+            self.image_tokens = made(image_tokens)
+            self.slots = {
+                (count, slot): PrefixSlot(
+                    {name: made(tensor) for name, tensor in buffers.past.items()}
+                )
+                for count, buffers in rows.items()
+                for slot in slots
+            }
+
+    @staticmethod
+    def size(image_tokens: TensorInfo, rows: Mapping[int, PrefixRows], slots: int) -> int:
+        """Return the bytes that so many slots take, with the image tokens."""
+        past = [tensor for buffers in rows.values() for tensor in buffers.past.values()]
+        of_slot = sum(_bytes_of(tensor.shape, tensor.dtype) for tensor in past)
+        return _bytes_of(image_tokens.shape, image_tokens.dtype) + slots * of_slot
+
+    def _free(self) -> None:
+        for array in self._arrays:
+            array.free()
 
 
 class Schedule:

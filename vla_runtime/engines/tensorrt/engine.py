@@ -4,12 +4,15 @@ Imports tensorrt, cuda-bindings and numpy alone. All buffers are allocated at lo
 number of denoise steps when it is first set. The N steps of a chunk are one graph, prefix and
 vision one each; they are captured and checked at load, the denoise loop first, so that where memory
 runs short it is the prefix that runs without. All engines share one block of scratch memory.
+
+A session has memory of its own and no graphs, whose captures all other sessions would wait for:
+all sessions but the first share those of one slot, which a session's prefix is copied into before
+its steps: some megabytes within the device. They are captured when the second session opens.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,8 @@ import numpy as np
 from vla_runtime.bundle.onnx_files import TEXT_INPUT
 from vla_runtime.bundle.onnx_files import Network as NetworkName
 from vla_runtime.engines.closing import close_all
-from vla_runtime.engines.cuda_driver import CudaError
-from vla_runtime.engines.cuda_runtime import CudaRuntime, Graph, device_index
-from vla_runtime.engines.graphed_work import GraphedWork, Work
+from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
+from vla_runtime.engines.graphed_work import GraphedWork
 from vla_runtime.engines.protocol import (
     FEATURES,
     SLOTS,
@@ -32,13 +34,20 @@ from vla_runtime.engines.protocol import (
     input_named,
 )
 from vla_runtime.engines.schedules import Schedules, schedule_key
-from vla_runtime.engines.tensorrt.adapter import Network, TensorInfo, TensorRTError, import_tensorrt
+from vla_runtime.engines.tensorrt.adapter import Network, TensorInfo, import_tensorrt
 from vla_runtime.engines.tensorrt.buffers import (
     DeviceArray,
     PrefixSlot,
     RowBuffers,
     Schedule,
+    SessionMemory,
     check_tensors,
+)
+from vla_runtime.engines.tensorrt.cuda_graph import (
+    GraphCapturer,
+    PrefixProbe,
+    StepsProbe,
+    VisionProbe,
 )
 from vla_runtime.engines.tensorrt.loading import (
     check_memory,
@@ -46,6 +55,7 @@ from vla_runtime.engines.tensorrt.loading import (
     check_precision,
     closed_on_failure,
     load_networks,
+    refused_where_full,
 )
 from vla_runtime.engines.tensorrt.rtx import CompiledKernels
 from vla_runtime.engines.tensorrt.store import COMPILED, find_engines, network_name
@@ -54,155 +64,9 @@ from vla_runtime.family.declaration import Family, PolicyDims, TimeTable, langua
 from vla_runtime.family.listing import find_family, read_time_table
 from vla_runtime.family.step_schedule import StepSchedule, scheduler_steps, step_rows
 
-# --- Inputs that each network is tried on at load (see `graphed_work.Probe`)
-
-
-class VisionProbe:
-    """Random pixels."""
-
-    def __init__(self, pixels: DeviceArray, encoded: DeviceArray) -> None:
-        self._pixels, self._encoded = pixels, encoded
-
-    def vary(self, seed: int) -> None:
-        random = np.random.default_rng(seed)
-        self._pixels.write(random.uniform(-1.0, 1.0, self._pixels.shape))
-
-    def outputs(self) -> np.ndarray:
-        return self._encoded.read().ravel()
-
-
-class PrefixProbe:
-    """Random image tokens and prompts, nothing masked."""
-
-    def __init__(
-        self, vocabulary: int, image_tokens: DeviceArray, buffers: RowBuffers, slot: PrefixSlot
-    ) -> None:
-        self._vocabulary = vocabulary
-        self._image_tokens, self._buffers, self._slot = image_tokens, buffers, slot
-
-    def vary(self, seed: int) -> None:
-        random = np.random.default_rng(seed)
-        self._image_tokens.draw(random)
-        for array in self._buffers.prefix_inputs.values():
-            if np.dtype(array.dtype).kind == 'i':
-                array.write(random.integers(0, self._vocabulary, array.shape))
-            else:
-                array.draw(random)
-
-    def outputs(self) -> np.ndarray:
-        floats = [array for array in self._slot.arrays.values() if array.dtype != 'bool']
-        return np.concatenate([array.read().ravel() for array in floats])
-
-
-class StepsProbe:
-    """Random noise, from the buffer `noise` to the buffer `x`, and at load random keys and values.
-
-    `prefix` is the slot to fill; None keeps the encoded prefix.
-    """
-
-    def __init__(
-        self, noise: DeviceArray, x: DeviceArray, buffers: RowBuffers, prefix: PrefixSlot | None
-    ) -> None:
-        self._noise, self._x, self._buffers, self._prefix = noise, x, buffers, prefix
-
-    def vary(self, seed: int) -> None:
-        random = np.random.default_rng(seed)
-        self._noise.draw(random)
-        if self._prefix is None:
-            return
-        for array in self._prefix.arrays.values():
-            array.draw(random)
-        rows = self._buffers.row_weight.shape[0]
-        self._buffers.row_weight.write(np.full(rows, 1.0 / rows, np.float32))
-        for array in self._buffers.head_inputs.values():
-            array.draw(random)
-
-    def outputs(self) -> np.ndarray:
-        return np.concatenate([self._x.read().ravel(), self._buffers.velocity.read().ravel()])
-
-
-# --- CUDA graphs without PyTorch: capture several, keep the fastest, or report why not
-
-
-logger = logging.getLogger(__name__)
-
-# A graph's time is the fastest of this many replays.
-_TIMED_REPLAYS = 3
-
-
-class GraphCapturer:
-    """Captures the work of one network; see `graphed_work.Capturer`.
-
-    `captures` is the number of captures, of which the fastest graph is kept; 0 never captures.
-    """
-
-    def __init__(self, name: str, runtime: CudaRuntime, captures: int) -> None:
-        self.name = name
-        self.runtime = runtime
-        self._captures = captures
-        self.status = 'eager'
-
-    @property
-    def active(self) -> bool:
-        return self._captures > 0
-
-    def capture(self, work: Work, once: bool = False) -> Graph | None:
-        if not self.active:
-            return None
-        best: Graph | None = None
-        try:
-            work()
-            self.runtime.synchronize()
-            if once or self._captures == 1:
-                return self.runtime.capture(work)
-            fastest = 0.0
-            for _ in range(self._captures):
-                graph = self.runtime.capture(work)
-                try:
-                    seconds = self._time(graph)
-                except BaseException:
-                    self.runtime.destroy(graph)
-                    raise
-                slower: Graph | None = graph
-                if best is None or seconds < fastest:
-                    slower, best, fastest = best, graph, seconds
-                if slower is not None:
-                    self.runtime.destroy(slower)
-        except (CudaError, TensorRTError) as error:
-            if best is not None:
-                # A later capture failed, as a rule for lack of memory; the earlier graph is good.
-                return best
-            short = isinstance(error, CudaError) and error.out_of_memory
-            self.give_up('out of memory while capturing' if short else 'failed while capturing')
-            logger.warning('%s', error)
-        return best
-
-    def give_up(self, reason: str) -> None:
-        self._captures = 0
-        self.status = f'eager: {reason}'
-        logger.warning(
-            'The %s network runs without a CUDA graph from now on (%s): same results, slower.',
-            self.name,
-            reason,
-        )
-
-    def launch(self, graph: Graph) -> None:
-        self.runtime.launch(graph)
-
-    def destroy(self, graph: Graph) -> None:
-        self.runtime.destroy(graph)
-
-    def _time(self, graph: Graph) -> float:
-        def replay() -> None:
-            self.launch(graph)
-
-        replay()
-        return min(self.runtime.milliseconds(replay) for _ in range(_TIMED_REPLAYS))
-
-
-# --------------------------------------------------------------------------------------------------
-
 Tensors = Mapping[str, TensorInfo]
+# Slot of the graphs that all sessions but the first share.
+_SHARED = -1
 
 
 class TensorRTEngine:
@@ -249,7 +113,6 @@ class TensorRTEngine:
         vision, prefix = networks['vision'].tensors, networks['prefix'].tensors
         self._pixels = DeviceArray.of(runtime, vision['pixels'])
         self._encoded = DeviceArray.of(runtime, vision['image_tokens'])
-        self._image_tokens = DeviceArray.of(runtime, prefix['image_tokens'])
         self._image_mask = DeviceArray.of(runtime, prefix['image_mask'])
         self._rows, self._slot = 1, 0
         self._schedules: Schedules[Schedule] = Schedules(Schedule.close)
@@ -260,16 +123,23 @@ class TensorRTEngine:
             )
             for rows in range(1, max_rows + 1)
         }
+        self._sessions = [self._session_memory(range(SLOTS))]
+        # What the graphs of the other sessions read and write; None before there is one.
+        self._shared: SessionMemory | None = None
         self._make_head(networks['expert'].tensors)
         self._vision = self._graphed('vision', self._run_vision)
-        self._prefix = {
-            place: self._graphed('prefix', partial(self._run_prefix, *place))
-            for place in self._places
-        }
+        self._prefix: dict[tuple[int, int], GraphedWork] = {}
 
     def _row_buffers(self, prefix: Tensors, expert: Tensors) -> Any:
         inputs = list(self._family.prefix_inputs(self.dims))
-        return RowBuffers(self._runtime, prefix, expert, inputs, SLOTS)
+        return RowBuffers(self._runtime, prefix, expert, inputs)
+
+    def _session_memory(self, slots: Collection[int]) -> SessionMemory:
+        return SessionMemory(self._runtime, self._tokens, self._buffers, slots)
+
+    @property
+    def _tokens(self) -> TensorInfo:
+        return self._networks['prefix'].tensors['image_tokens']
 
     def _make_head(self, expert: Tensors) -> None:
         self._noise = DeviceArray.of(self._runtime, expert['x'])
@@ -343,12 +213,12 @@ class TensorRTEngine:
 
     @property
     def cuda_graph(self) -> Mapping[str, str]:
-        place = (self._rows, self._slot)
+        place = self._graphs_of(self._rows, self._slot)
         schedule = self._schedules.current
         denoise = schedule.denoise.get(place) if schedule else None
         return {
             'vision': self._vision.status,
-            'prefix': self._prefix[place].status,
+            'prefix': self._encoding(place).status,
             'denoise': denoise.status if denoise else self._capturers['denoise'].status,
         }
 
@@ -360,33 +230,61 @@ class TensorRTEngine:
         Raises:
             ValueError: a network that ignores its inputs or whose numbers are not finite.
         """
-        self._prepare_head(denoise_steps)
+        self._begin_schedule(denoise_steps)
+        self._prepare_graphs(range(SLOTS))
+        self._vision.prepare(VisionProbe(self._pixels, self._encoded))
+        tokens = self._sessions[0].image_tokens
+        tokens.write(np.zeros(tokens.shape, np.float32))
+
+    def _prepare_graphs(self, slots: Collection[int]) -> None:
+        """Try head and prefix of all numbers of rows over these slots, and capture their graphs."""
+        places = [(rows, slot) for rows in self._buffers for slot in slots]
+        for place in places:
+            self._prepare_head(place)
         # Only a prompt has integers.
         vocabulary = language_dims(self.dims).vocabulary if self._family.has_language else 0
-        prefix_probe = partial(PrefixProbe, vocabulary, self._image_tokens)
-        for rows, slot in self._places:
-            buffers = self._buffers[rows]
+        for rows, slot in places:
             self._image_mask.write(np.ones(self.dims.cameras, bool))
-            self._prefix[rows, slot].prepare(prefix_probe(buffers, buffers.slots[slot]))
-        self._vision.prepare(VisionProbe(self._pixels, self._encoded))
-        self._image_tokens.write(np.zeros(self._image_tokens.shape, np.float32))
+            memory = self._memory(slot)
+            probe = PrefixProbe(
+                vocabulary, memory.image_tokens, self._buffers[rows], memory.slots[rows, slot]
+            )
+            self._encoding((rows, slot)).prepare(probe)
 
-    def _prepare_head(self, denoise_steps: int) -> None:
+    def _begin_schedule(self, denoise_steps: int) -> None:
         if self._family.has_scheduler:
             schedule = scheduler_steps(self.dims, denoise_steps)
         else:
             times = 1.0 - np.arange(denoise_steps) / denoise_steps
             schedule = StepSchedule(times, -1.0 / denoise_steps)
         self.set_schedule(*schedule)
-        for place in self._places:
-            self._denoise(place).prepare(self._steps_probe(place, vary_prefix=True))
+
+    def _prepare_head(self, place: tuple[int, int]) -> None:
+        self._denoise(place).prepare(self._steps_probe(place, vary_prefix=True))
+
+    @property
+    def session_bytes(self) -> int:
+        return SessionMemory.size(self._tokens, self._buffers, SLOTS)
+
+    def open_session(self) -> int:
+        session = len(self._sessions)
+        need = self.session_bytes
+        if self._shared is None:
+            need += SessionMemory.size(self._tokens, self._buffers, 1)
+        with refused_where_full(self._runtime, need):
+            if self._shared is None:
+                self._shared = self._session_memory((_SHARED,))
+                self._prepare_graphs((_SHARED,))
+            own = self._session_memory(range(session * SLOTS, (session + 1) * SLOTS))
+        self._sessions.append(own)
+        return session
 
     def captures(self, loop: DenoiseLoop) -> bool:
         # Vision and every prefix were captured at load.
         if loop.alone or not self._capturers['denoise'].active:
             return False
         works = (
-            schedule.denoise.get((loop.rows, loop.slot))
+            schedule.denoise.get(self._graphs_of(loop.rows, loop.slot))
             for schedule in self._schedules.kept
             if schedule.steps == loop.steps
         )
@@ -405,10 +303,11 @@ class TensorRTEngine:
             schedule.load(key, rows, times, dt, updates)
 
     def encode_image(self, place: int, pixels: np.ndarray) -> None:
+        session, camera = divmod(place, self.dims.cameras)
         self._pixels.write(pixels)
         self._vision()
         size = self._encoded.size
-        address = self._image_tokens.address + place * size
+        address = self._sessions[session].image_tokens.address + camera * size
         self._runtime.copy(address, self._encoded.address, size)
 
     def encode_prefix(
@@ -420,7 +319,13 @@ class TensorRTEngine:
         self._image_mask.write(image_mask)
         for name, array in self._buffers[count].prefix_inputs.items():
             array.write(input_named(name, rows))
-        self._prefix[count, slot]()
+        place = self._graphs_of(count, slot)
+        own, graphs = self._memory(slot), self._memory(place[1])
+        if own is not graphs:
+            graphs.image_tokens.copy_from(own.image_tokens)
+        self._encoding(place)()
+        if own is not graphs:
+            own.slots[count, slot].copy_from(graphs.slots[place])
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
         self._rows, self._slot = rows, slot
@@ -447,7 +352,7 @@ class TensorRTEngine:
         self._current = 1 - self._current
 
     def run_steps(self) -> None:
-        place, schedule = (self._rows, self._slot), self._schedules.require()
+        place, schedule = self._bring_prefix(), self._schedules.require()
         work = self._denoise(place)
         if self._capturers['denoise'].active and not work.prepared:
             # The trial overwrites the noise, so the loaded noise is put back.
@@ -468,11 +373,11 @@ class TensorRTEngine:
 
     def read_image_tokens(self) -> np.ndarray:
         """A copy of all cameras' image tokens, (V, N, W) float32, for receipts."""
-        return self._image_tokens.read()
+        return self._memory(self._slot).image_tokens.read()
 
     def read_prefix(self) -> dict[str, np.ndarray]:
         """Return a copy of the selected prefix: keys, values (float32) and mask, for receipts."""
-        arrays = self._buffers[self._rows].slots[self._slot].arrays
+        arrays = self._prefix_slot((self._rows, self._slot)).arrays
         return {name: array.read() for name, array in arrays.items()}
 
     def synchronize(self) -> None:
@@ -494,9 +399,33 @@ class TensorRTEngine:
         """Work whose graphs are kept until the end; a schedule keeps its own."""
         return (self._vision, *self._prefix.values())
 
-    @property
-    def _places(self) -> list[tuple[int, int]]:
-        return [(rows, slot) for rows in self._buffers for slot in range(SLOTS)]
+    def _memory(self, slot: int) -> SessionMemory:
+        """Return what a slot is in."""
+        if slot != _SHARED:
+            return self._sessions[slot // SLOTS]
+        assert self._shared is not None, 'open_session comes first'
+        return self._shared
+
+    def _prefix_slot(self, place: tuple[int, int]) -> PrefixSlot:
+        return self._memory(place[1]).slots[place]
+
+    @staticmethod
+    def _graphs_of(rows: int, slot: int) -> tuple[int, int]:
+        """Return the place whose graphs run for a slot."""
+        return rows, slot if slot < SLOTS else _SHARED
+
+    def _bring_prefix(self) -> tuple[int, int]:
+        """Copy the prefix in use to where graphs read it; return that place."""
+        own = (self._rows, self._slot)
+        place = self._graphs_of(*own)
+        if place != own:
+            self._prefix_slot(place).copy_from(self._prefix_slot(own))
+        return place
+
+    def _encoding(self, place: tuple[int, int]) -> GraphedWork:
+        if place not in self._prefix:
+            self._prefix[place] = self._graphed('prefix', partial(self._run_prefix, *place))
+        return self._prefix[place]
 
     def _graphed(self, network: str, work: Callable[[], None]) -> GraphedWork:
         return GraphedWork(work, self._capturers[network])
@@ -509,9 +438,8 @@ class TensorRTEngine:
         return schedule.denoise[place]
 
     def _steps_probe(self, place: tuple[int, int], vary_prefix: bool) -> StepsProbe:
-        rows, slot = place
-        buffers, schedule = self._buffers[rows], self._schedules.require()
-        prefix = buffers.slots[slot] if vary_prefix else None
+        buffers, schedule = self._buffers[place[0]], self._schedules.require()
+        prefix = self._prefix_slot(place) if vary_prefix else None
         return StepsProbe(self._noise, self._x[schedule.steps % 2], buffers, prefix)
 
     def _run(self, network: NetworkName, rows: int, addresses: dict[str, int]) -> None:
@@ -525,12 +453,12 @@ class TensorRTEngine:
         self._run('vision', 1, addresses)
 
     def _run_prefix(self, rows: int, slot: int) -> None:
-        buffers = self._buffers[rows]
+        inputs, memory = self._buffers[rows].prefix_inputs, self._memory(slot)
         addresses = {
-            'image_tokens': self._image_tokens.address,
+            'image_tokens': memory.image_tokens.address,
             'image_mask': self._image_mask.address,
-            **{name: array.address for name, array in buffers.prefix_inputs.items()},
-            **buffers.slots[slot].addresses,
+            **{name: array.address for name, array in inputs.items()},
+            **memory.slots[rows, slot].addresses,
         }
         self._run('prefix', rows, addresses)
 
@@ -543,7 +471,7 @@ class TensorRTEngine:
     def _run_step(
         self, schedule: Schedule, place: tuple[int, int], index: int, source: int
     ) -> None:
-        rows, slot = place
+        rows, _ = place
         buffers = self._buffers[rows]
         addresses = {
             'x': self._x[source].address,
@@ -554,7 +482,7 @@ class TensorRTEngine:
             'row_weight': buffers.row_weight.address,
             'plan': self._plan.address,
             'plan_weight': schedule.plan_weight.address(index),
-            **buffers.slots[slot].addresses,
+            **self._prefix_slot(place).addresses,
             **{name: array.address for name, array in buffers.head_inputs.items()},
         }
         self._run('expert', rows, addresses)

@@ -74,8 +74,8 @@ class Kernel:
             for left in self.inputs
             if left is not right and _multiply(left, right, self.outputs)
         ]
-        # What is added to a product, like a residual stream, fits a square matrix too.
-        no_summands = [pair for pair in fit if pair[0] not in self.outputs]
+        # What is added to a product, like a residual stream, may fit either matrix too.
+        no_summands = [pair for pair in fit if not {*pair} & {*self.outputs}]
         for left, right in no_summands or fit:
             return left.dtype, right.dtype
         return None

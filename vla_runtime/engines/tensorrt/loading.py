@@ -104,6 +104,29 @@ def check_precision(bundle: Path, metadata: Metadata, precision: str) -> None:
         )
 
 
+@contextmanager
+def refused_where_full(runtime: CudaRuntime, need_bytes: int) -> Iterator[None]:
+    """Allocate a session's memory in the block, of which a load's reserve stays free.
+
+    Raises:
+        ValueError: there is less; says what mends it.
+    """
+    free_bytes = max(0, free_device_bytes(runtime) - LOAD_RESERVE_BYTES)
+    told = (
+        f'{runtime.info.name}: one more session needs {need_bytes / 1e6:.1f} MB, and '
+        f'{free_bytes / 1e6:.1f} MB are free beside what CUDA needs; serve fewer robots at once '
+        '(--max-sessions), end what else uses the GPU, or build for one prompt row (--rows 1)'
+    )
+    if need_bytes > free_bytes:
+        raise ValueError(told)
+    try:
+        yield
+    except CudaError as error:
+        if not error.out_of_memory:
+            raise
+        raise ValueError(told) from error
+
+
 def check_memory(runtime: CudaRuntime, metadata: Metadata, device: str) -> None:
     entries = [metadata.engines[name] for name in ENGINES]
     need = sum(entry.size for entry in entries) + max(entry.scratch_bytes for entry in entries)

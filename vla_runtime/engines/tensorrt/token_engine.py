@@ -19,7 +19,7 @@ from vla_runtime.bundle.onnx_files import (
 )
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.graphed_work import GraphedWork
-from vla_runtime.engines.protocol import SLOTS, DenoiseLoop
+from vla_runtime.engines.protocol import DenoiseLoop
 from vla_runtime.engines.tensorrt.buffers import DeviceArray, PrefixRows, PrefixSlot
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine, Tensors
 from vla_runtime.family.listing import find_family
@@ -34,9 +34,8 @@ class _TokenRows(PrefixRows):
         prefix: Tensors,
         expert: Tensors,
         inputs: list[str],
-        slots: int,
     ) -> None:
-        super().__init__(runtime, prefix, inputs, slots)
+        super().__init__(runtime, prefix, inputs)
         self._runtime = runtime
         self.text = TEXT_INPUT if TEXT_INPUT in expert else TOKENS
         self.inputs = {
@@ -44,11 +43,10 @@ class _TokenRows(PrefixRows):
             for name in (self.text, 'place', *ANSWER_INPUTS)
         }
         self.outputs = {name: DeviceArray.of(runtime, expert[name]) for name in PASS_OUTPUTS}
-        self._past = [name for name in self.slots[0].arrays if name in expert and name != LOGITS]
+        self._read = [name for name in self.past if name in expert and name != LOGITS]
 
-    def addresses(self, slot: int) -> dict[str, int]:
-        arrays = self.slots[slot].arrays
-        past = {name: arrays[name] for name in self._past}
+    def addresses(self, slot: PrefixSlot) -> dict[str, int]:
+        past = {name: slot.arrays[name] for name in self._read}
         named = {**past, **self.inputs, **self.outputs}
         return {name: array.address for name, array in named.items()}
 
@@ -88,28 +86,30 @@ class TensorRTTokenEngine(TensorRTEngine):
 
     def _row_buffers(self, prefix: Tensors, expert: Tensors) -> _TokenRows:
         inputs = list(self._family.prefix_inputs(self.dims))
-        return _TokenRows(self._runtime, prefix, expert, inputs, SLOTS)
+        return _TokenRows(self._runtime, prefix, expert, inputs)
 
     def _make_head(self, expert: Tensors) -> None:
         # Logits of the first token are the prefix's.
         self._first: np.ndarray | None = None
-        self._passes = {
-            place: self._graphed('denoise', partial(self._run_pass, *place))
-            for place in self._places
-        }
+        self._passes: dict[tuple[int, int], GraphedWork] = {}
+        # Whose graph reads the answer's tokens.
+        self._read_by = (self._rows, self._slot)
 
-    def _prepare_head(self, denoise_steps: int) -> None:
-        for (rows, slot), work in self._passes.items():
-            buffers = self._buffers[rows]
-            vocabulary = buffers.outputs[LOGITS].shape[-1]
-            work.prepare(_PassProbe(buffers, buffers.slots[slot], vocabulary))
+    def _begin_schedule(self, denoise_steps: int) -> None:
+        """Tokens have no schedule."""
+
+    def _prepare_head(self, place: tuple[int, int]) -> None:
+        buffers = self._buffers[place[0]]
+        vocabulary = buffers.outputs[LOGITS].shape[-1]
+        self._passes[place] = self._graphed('denoise', partial(self._run_pass, place))
+        self._passes[place].prepare(_PassProbe(buffers, self._prefix_slot(place), vocabulary))
 
     @property
     def cuda_graph(self) -> dict[str, str]:
-        place = (self._rows, self._slot)
+        place = self._graphs_of(self._rows, self._slot)
         return {
             'vision': self._vision.status,
-            'prefix': self._prefix[place].status,
+            'prefix': self._encoding(place).status,
             'denoise': self._passes[place].status,
         }
 
@@ -118,7 +118,8 @@ class TensorRTTokenEngine(TensorRTEngine):
         return False
 
     def begin_answer(self) -> None:
-        self._first = self._buffers[self._rows].slots[self._slot].arrays[LOGITS].read()
+        self._read_by = self._bring_prefix()
+        self._first = self._prefix_slot(self._read_by).arrays[LOGITS].read()
 
     def read_token(self, token: np.ndarray, place: int) -> None:
         rows = self._buffers[self._rows]
@@ -127,7 +128,7 @@ class TensorRTTokenEngine(TensorRTEngine):
             given = self._token_embedding.replace_tokens(given)
         rows.inputs[rows.text].write(given[rows.text])
         rows.inputs['place'].write(np.array(place))
-        self._passes[self._rows, self._slot]()
+        self._passes[self._read_by]()
         rows.keep(place)
         self._first = None
 
@@ -145,8 +146,9 @@ class TensorRTTokenEngine(TensorRTEngine):
     def _works(self) -> tuple[GraphedWork, ...]:
         return (*super()._works, *self._passes.values())
 
-    def _run_pass(self, rows: int, slot: int) -> None:
-        self._run('expert', rows, self._buffers[rows].addresses(slot))
+    def _run_pass(self, place: tuple[int, int]) -> None:
+        addresses = self._buffers[place[0]].addresses(self._prefix_slot(place))
+        self._run('expert', place[0], addresses)
 
 
 def engine_class(family: str) -> type[TensorRTEngine]:

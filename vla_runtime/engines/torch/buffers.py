@@ -13,9 +13,9 @@ from torch import Tensor
 from vla_runtime.engines.graphed_work import GraphedWork
 from vla_runtime.engines.protocol import SLOTS, StepInputs, input_named
 from vla_runtime.engines.torch.cuda_graph import Capturer
-from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.traced_shapes import TracedShapes, row_tensors
 from vla_runtime.family.step_schedule import stage_times
+from vla_runtime.models.base.flow_network import FlowNetwork
+from vla_runtime.models.shapes.traced_shapes import TracedShapes, row_tensors
 
 
 class RowBuffers:
@@ -35,8 +35,9 @@ class RowBuffers:
         self.row_weight = torch.zeros(rows, device=device)
         self.velocity = torch.zeros(rows, dims.horizon, dims.action_dim, device=device)
 
-    def open_session(self) -> None:
-        self.slots += [self._make_slot() for _ in range(SLOTS)]
+    def make_slots(self) -> list[dict[str, Tensor]]:
+        """Return slots of one more session, which are not in `slots` yet."""
+        return [self._make_slot() for _ in range(SLOTS)]
 
 
 class PreparedPrefix:

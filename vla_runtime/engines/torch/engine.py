@@ -46,11 +46,11 @@ from vla_runtime.engines.torch.cuda_graph import (
     vision_of,
 )
 from vla_runtime.engines.triton_option import OFF
-from vla_runtime.families.blocks.layers import batch_of
-from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
-from vla_runtime.families.traced_shapes import trace_shapes
 from vla_runtime.family.declaration import Family, PolicyDims, RowInput, image_sizes
+from vla_runtime.models.base.flow_network import FlowNetwork
+from vla_runtime.models.base.flow_step import DenoiseStep, JacobianDenoiseStep
+from vla_runtime.models.blocks.layers import batch_of
+from vla_runtime.models.shapes.traced_shapes import trace_shapes
 
 # --- Lengths at which a prompt is encoded where shapes are static
 
@@ -107,7 +107,8 @@ class TorchEngine:
     """Vision, prefix and expert of one policy in PyTorch (see `protocol.PolicyEngine`).
 
     Args:
-        network: network with its weights, in its final precision; used for inference only.
+        network: network with its weights, in its final precision, which the engine joins; of one
+            that another engine has joined the weights alone are used.
         max_rows: most prompt rows that will be asked for (2 for guidance).
         use_cuda_graphs: ignored on a CPU.
     """
@@ -118,6 +119,7 @@ class TorchEngine:
     def __init__(
         self, network: FlowNetwork, *, max_rows: int = 2, use_cuda_graphs: bool = True
     ) -> None:
+        network = network.twin() if network.is_joined else network
         network = network.eval().requires_grad_(False)
         network.fold_constants()
         self.dims = dims = network.dims
@@ -126,11 +128,11 @@ class TorchEngine:
         self._shapes = trace_shapes(network)
         self._network = network
         static_shapes = captures_graphs(device)
-        self._fused = network.fused(static_shapes)
-        self._denoise_step = DenoiseStep(self._fused)
-        # Through the plain modules, which have gradients.
+        network.join(static_shapes)
+        self._denoise_step = DenoiseStep(network)
+        # With gradients, layer by layer.
         self._jacobian_step = JacobianDenoiseStep(network)
-        # By shape of the step: class of the head's layers where it is not the fused network's own.
+        # By shape of the step: class of the head's layers where it is not the joined network's own.
         self._layers: dict[Variant, Any] = {}
         self.triton, self.why_triton = OFF, ''
         self._capturers = capturers_of(device, use_cuda_graphs and static_shapes, dims.cameras)
@@ -213,12 +215,26 @@ class TorchEngine:
         with self._denoising():
             self._schedules.use(
                 schedule_key(times, dt, updates),
-                lambda: Schedule(times, dt, updates, self._fused, self._device),
+                lambda: Schedule(times, dt, updates, self._network, self._device),
             )
+
+    @property
+    def session_bytes(self) -> int:
+        slots = (of_rows.slots[:SLOTS] for of_rows in self._buffers.values())
+        past = [tensor for held in slots for slot in held for tensor in slot.values()]
+        return sum(tensor.nbytes for tensor in (self._image_tokens[0], *past))
 
     def open_session(self) -> int:
         session, tokens = len(self._image_tokens), (len(self._sizes), *self._shapes.image_tokens)
-        self._image_tokens.append(torch.zeros(tokens, device=self._device))
+        try:
+            image_tokens = torch.zeros(tokens, device=self._device)
+            slots = {rows: buffers.make_slots() for rows, buffers in self._buffers.items()}
+        except torch.cuda.OutOfMemoryError as error:
+            raise ValueError(
+                f"device '{self._device}': no memory for session {session + 1}; serve fewer robots "
+                f'at once (--max-sessions), or end what else uses the GPU: {error}'
+            ) from error
+        self._image_tokens.append(image_tokens)
         self._vision.append(
             [
                 self._graphed(vision_of(camera), partial(self._run_vision, camera, session))
@@ -226,7 +242,7 @@ class TorchEngine:
             ]
         )
         for rows, buffers in self._buffers.items():
-            buffers.open_session()
+            buffers.slots += slots[rows]
             for slot in range(session * SLOTS, (session + 1) * SLOTS):
                 self._encodings[rows, slot] = 0
                 self._prefix[rows, slot] = [
@@ -336,11 +352,11 @@ class TorchEngine:
         schedule = self._schedules.require()
         batch = self._batch(schedule, places[0][0], len(places))
         batch.load(inputs)
-        own = type(self._fused).expert_type
+        own = type(self._network).expert_type
         prepared = [self._prepare(place, own).value for place in places]
         axes = {name: tensor.row_axis for name, tensor in self._shapes.past.items()}
         with batch_of(len(places)):
-            self._run_together(schedule, batch, self._fused.join_prefixes(prepared, axes))
+            self._run_together(schedule, batch, self._network.join_prefixes(prepared, axes))
         return list(batch.x.numpy().copy())
 
     @torch.inference_mode()
@@ -367,7 +383,7 @@ class TorchEngine:
     def _batch(self, schedule: Schedule, rows: int, count: int) -> RequestBatch:
         if (rows, count) not in schedule.batches:
             schedule.batches[rows, count] = RequestBatch(
-                self._fused, len(schedule.times), rows, count, self._device
+                self._network, len(schedule.times), rows, count, self._device
             )
         return schedule.batches[rows, count]
 
@@ -391,8 +407,8 @@ class TorchEngine:
         key = rows, count = places[0][0], len(places)
         if key not in self._gathered:
             past = self._shapes.past_buffers(rows * count, self._device)
-            self._fused.expert_type = type(self._fused).expert_type
-            prepared = PreparedPrefix(self._fused, past, self._capturers['together'])
+            self._network.expert_type = type(self._network).expert_type
+            prepared = PreparedPrefix(self._network, past, self._capturers['together'])
             self._gathered[key] = prepared
         prepared = self._gathered[key]
         for name, tensor in self._shapes.past.items():
@@ -415,7 +431,7 @@ class TorchEngine:
             setattr(self, name, None)
         for name in ('_prepared', '_gathered', '_layers', '_image_tokens'):
             setattr(self, name, {})
-        for name in ('_network', '_fused', '_denoise_step', '_jacobian_step'):
+        for name in ('_network', '_denoise_step', '_jacobian_step'):
             setattr(self, name, None)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
@@ -448,7 +464,7 @@ class TorchEngine:
         return schedule.denoise[variant]
 
     def _run_vision(self, camera: int, session: int = 0) -> None:
-        (encoded,) = self._fused.vision(self._pixels[camera])
+        (encoded,) = self._network.vision(self._pixels[camera])
         # A smaller image's tokens come first; the zeros behind them stay.
         self._image_tokens[session][camera, : len(encoded)].copy_(encoded)
 
@@ -461,7 +477,7 @@ class TorchEngine:
         for first in range(0, count, together):
             part = slice(first, first + together)
             of_part = {name: tensor[part] for name, tensor in rows.prefix_inputs.items()}
-            past = self._fused.prefix(image_tokens, self._image_mask, **cut(of_part, inputs))
+            past = self._network.prefix(image_tokens, self._image_mask, **cut(of_part, inputs))
             for name, tensor in past.items():
                 axis = self._shapes.past[name].row_axis
                 write_padded(tensor, prefix[name].narrow(axis, first, tensor.shape[axis]))
@@ -500,9 +516,9 @@ class TorchEngine:
         """Return what the steps over a slot are laid out in, laid out anew where it was written."""
         if (place, layers) not in self._prepared:
             past = self._buffers[place[0]].slots[place[1]]
-            self._fused.expert_type = layers
+            self._network.expert_type = layers
             self._prepared[place, layers] = PreparedPrefix(
-                self._fused, past, self._capturers['denoise']
+                self._network, past, self._capturers['denoise']
             )
         prepared = self._prepared[place, layers]
         prepared.follow(self._encodings[place])
@@ -510,7 +526,7 @@ class TorchEngine:
 
     def _layout(self, variant: Variant) -> tuple[PrefixSlot, Any]:
         """Return the key of what a variant's steps are laid out in: slot and layers."""
-        own = type(self._fused).expert_type
+        own = type(self._network).expert_type
         layers = self._layers.get(variant._replace(slot=0), own)
         return (variant.rows, variant.slot), layers
 
@@ -520,7 +536,7 @@ class TorchEngine:
         row = schedule.table[index : index + 1]
         if variant.action_time:
             row = torch.where(self._clean, schedule.clean, row)[None]
-        return row if variant.jacobian else self._fused.split_conditioning(row)
+        return row if variant.jacobian else self._network.split_conditioning(row)
 
 
 def _copy(given: Mapping[str, np.ndarray], buffers: Mapping[str, Tensor]) -> None:

@@ -44,7 +44,7 @@ _REMEDIES = (
 
 
 @dataclass(frozen=True)
-class Part:
+class ShapedStep:
     """The denoise step in one shape.
 
     Attributes:
@@ -62,11 +62,11 @@ class LayerChoice:
     """Compares and chooses a form of the head's layers.
 
     Args:
-        parts: every shape of the denoise step that the form may run in.
+        steps: every shape of the denoise step that the form may run in.
         layers: class of the layers by shape, where it is not the operators'; empty until `choose`.
         make: returns the class of the layers in the other form.
         bound: largest error, in units of the operators' largest number where that is above 1.
-        inspect: returns what is wrong with a part whose outputs are within the bound, else ''.
+        inspect: returns what is wrong with a step whose outputs are within the bound, else ''.
 
     Attributes:
         fault: reason why the form must not run; empty where it may.
@@ -75,26 +75,26 @@ class LayerChoice:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        steps: Sequence[ShapedStep],
         layers: dict[Variant, Any],
         make: Callable[[], Any],
         bound: float,
-        inspect: Callable[[Part, Any], str] = lambda part, form: '',
+        inspect: Callable[[ShapedStep, Any], str] = lambda step, form: '',
     ) -> None:
-        self._parts, self._layers = parts, layers
+        self._steps, self._layers = steps, layers
         self._make, self._bound, self._inspect = make, bound, inspect
         self._form: Any = None
         self.fault = self.failure = ''
 
     def compare(self) -> None:
-        """Compare all parts on the inputs that are in the buffers; the first time compiles them."""
-        for part in self._parts:
-            part.work()
-            expected = part.outputs()
+        """Compare all steps on the inputs that are in the buffers; the first time compiles them."""
+        for step in self._steps:
+            step.work()
+            expected = step.outputs()
             if self.fault:
                 continue
             try:
-                fault = self._fault_of(part, expected)
+                fault = self._fault_of(step, expected)
             except Exception as error:
                 # Of any kind: compilers and drivers raise what they like.
                 self._fail('cannot be compiled', error)
@@ -103,13 +103,13 @@ class LayerChoice:
                 self.fault = f'{FORM} {fault}'
 
     def capture(self, capture: Capture | None) -> None:
-        """Capture all parts once as the engine will, where it does, unless something is wrong."""
+        """Capture all steps once as the engine will, where it does, unless something is wrong."""
         if capture is None or self.fault:
             return
-        for part in self._parts:
+        for step in self._steps:
             try:
-                with self._in_form(part):
-                    capture(part.work)
+                with self._in_form(step):
+                    capture(step.work)
             except Exception as error:
                 self._fail('cannot be captured', error)
                 return
@@ -124,7 +124,7 @@ class LayerChoice:
                 self.failure.strip()[:500],
             )
         if not self.fault:
-            self._layers.update({part.shape: self._form for part in self._parts})
+            self._layers.update({step.shape: self._form for step in self._steps})
         return not self.fault
 
     def describe(self) -> str:
@@ -136,23 +136,23 @@ class LayerChoice:
     def _fail(self, fault: str, error: Exception) -> None:
         self.fault, self.failure = fault, f'{type(error).__name__}: {error}'
 
-    def _fault_of(self, part: Part, expected: Outputs) -> str:
+    def _fault_of(self, step: ShapedStep, expected: Outputs) -> str:
         if self._form is None:
             self._form = self._make()
-        with self._in_form(part):
-            part.work()
-            error = largest_error(part.outputs(), expected)
+        with self._in_form(step):
+            step.work()
+            error = largest_error(step.outputs(), expected)
         if not error <= self._bound:
             return f'differs by {error:.1e}, bound {self._bound:.0e}'
-        return self._inspect(part, self._form)
+        return self._inspect(step, self._form)
 
     @contextmanager
-    def _in_form(self, part: Part) -> Iterator[None]:
+    def _in_form(self, step: ShapedStep) -> Iterator[None]:
         try:
-            self._layers[part.shape] = self._form
+            self._layers[step.shape] = self._form
             yield
         finally:
-            self._layers.pop(part.shape, None)
+            self._layers.pop(step.shape, None)
 
 
 def largest_error(found: Outputs, expected: Outputs) -> float:

@@ -22,9 +22,9 @@ from vla_runtime.engines.recorded_cases import BOUNDS
 from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch.buffers import Schedule, Variant
 from vla_runtime.engines.torch.cuda_graph import Capturer
-from vla_runtime.engines.torch.layer_choice import LayerChoice, Outputs, Part
+from vla_runtime.engines.torch.layer_choice import LayerChoice, Outputs, ShapedStep
 from vla_runtime.engines.triton_option import OFF, ON
-from vla_runtime.families.blocks.layer_comparison import ComparedExpert, LayerError, worst_fault
+from vla_runtime.models.blocks.layer_comparison import ComparedExpert, LayerError, worst_fault
 
 if TYPE_CHECKING:
     from vla_runtime.engines.torch.engine import TorchEngine
@@ -55,7 +55,7 @@ def choose_layers(engine: TorchEngine, precision: str, *, action_times: bool = F
     )
     with _trial_of(engine) as trial:
         choice = LayerChoice(
-            [*trial.parts(action_times)],
+            [*trial.shaped_steps(action_times)],
             engine._layers,
             triton_layers,
             BOUNDS[precision].tensor,
@@ -71,7 +71,7 @@ def choose_layers(engine: TorchEngine, precision: str, *, action_times: bool = F
 
 def _obstacle(engine: TorchEngine) -> str:
     """Return why the head's layers cannot run in Triton kernels here; empty where they can."""
-    if engine._fused.expert_type is None:
+    if engine._network.expert_type is None:
         return "this family's head has no Triton kernels"
     # Triton's interpreter is for tests: nobody gains by it.
     if engine._device.type != 'cuda' and not os.environ.get('TRITON_INTERPRET'):
@@ -99,7 +99,7 @@ def _trial_of(engine: TorchEngine) -> Iterator[_Trial]:
     finally:
         engine._capturers['denoise'] = capturer
         engine._prepared = {}
-        engine._fused.expert_type = type(engine._fused).expert_type
+        engine._network.expert_type = type(engine._network).expert_type
         engine._variant = Variant()
         # The engine's own streams do not wait for the one that trials run on.
         if engine._device.type == 'cuda':
@@ -111,14 +111,16 @@ class _Trial:
 
     def __init__(self, engine: TorchEngine, capture: cuda_graph.Capture | None) -> None:
         self._engine, self.capture = engine, capture
-        self._schedule = Schedule(np.array([1.0, 0.5]), -0.5, None, engine._fused, engine._device)
+        self._schedule = Schedule(np.array([1.0, 0.5]), -0.5, None, engine._network, engine._device)
 
-    def parts(self, action_times: bool) -> Iterator[Part]:
+    def shaped_steps(self, action_times: bool) -> Iterator[ShapedStep]:
         """Return the denoise step in every shape that it is run with by default."""
         for rows in self._engine._buffers:
             for own in (False, True)[: 1 + action_times]:
                 variant = Variant(rows, action_time=own)
-                yield Part(variant, partial(self._steps, variant), partial(self._velocity, rows))
+                yield ShapedStep(
+                    variant, partial(self._steps, variant), partial(self._velocity, rows)
+                )
 
     def fill(self, whole: bool) -> None:
         """Write the same inputs each time; without `whole` half of each prompt is valid."""
@@ -168,8 +170,8 @@ if TYPE_CHECKING:
     from vla_runtime.engines.torch.engine import TorchEngine
 
 
-def compare_layers(engine: TorchEngine, part: Part, form: Any) -> str:
-    """Run a part with each layer in both forms and in float32.
+def compare_layers(engine: TorchEngine, step: ShapedStep, form: Any) -> str:
+    """Run a step with each layer in both forms and in float32.
 
     The engine has laid out nothing but its trial inputs; `form` is the layers' class in Triton.
 
@@ -178,17 +180,17 @@ def compare_layers(engine: TorchEngine, part: Part, form: Any) -> str:
     """
     errors: list[LayerError] = []
     prepared = engine._prepared
-    engine._layers[part.shape], engine._prepared = partial(ComparedExpert, form, errors), {}
+    engine._layers[step.shape], engine._prepared = partial(ComparedExpert, form, errors), {}
     try:
-        part.work()
+        step.work()
     finally:
-        del engine._layers[part.shape]
+        del engine._layers[step.shape]
         engine._prepared = prepared
     return worst_fault(errors)
 
 
 def triton_layers() -> Any:
-    """Return the class that takes the place of `FusedExpert` (ImportError: no usable Triton)."""
-    from vla_runtime.families.blocks.triton_expert import TritonExpert
+    """Return the class that takes the place of `JoinedExpert` (ImportError: no usable Triton)."""
+    from vla_runtime.models.triton.expert import TritonExpert
 
     return TritonExpert

@@ -9,8 +9,8 @@ from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.token_engine import TorchTokenEngine
 from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.engines.triton_option import OFF
-from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.family.declaration import PolicyDims
+from vla_runtime.models.base.token_network import TokenNetwork
 
 
 def load_torch_engine(

@@ -16,9 +16,9 @@ from torch import Tensor
 from vla_runtime.engines.graphed_work import GraphedWork
 from vla_runtime.engines.protocol import FEATURES, DenoiseLoop, Feature, PrefixSlot
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families.packed_pass import Ring
-from vla_runtime.families.packed_pass import tick as run_tick
-from vla_runtime.families.token_network import TokenNetwork
+from vla_runtime.models.base.packed_pass import Ring
+from vla_runtime.models.base.packed_pass import tick as run_tick
+from vla_runtime.models.base.token_network import TokenNetwork
 
 # Place of one prompt row whose stream the ring is used in.
 _FIRST = (1, 0)

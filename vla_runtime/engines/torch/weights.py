@@ -10,9 +10,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from vla_runtime.engines.devices import parse_device
-from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.family.declaration import PolicyDims
+from vla_runtime.models.base.flow_network import FlowNetwork, empty_network
+from vla_runtime.models.blocks.layers import matrix_names
 
 # Dtype of the parameters that may be reduced.
 PRECISIONS = {

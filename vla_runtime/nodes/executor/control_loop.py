@@ -34,6 +34,7 @@ from vla_runtime.execution.command import (
     Command,
     CommandKind,
     Counters,
+    Driver,
     Reason,
     StartResult,
     SubmitResult,
@@ -58,6 +59,7 @@ from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 # the request, and its row 0 belongs to the step that was current then.
 _PAST_STEPS = 8
 _SEAMS_KEPT = 64
+_TOLD_EACH_NS = 1_000_000_000
 _COLLECT_EVERY_S = 1.0
 # Whoever keeps a lock or a command for so long at the end is not going to give it back.
 _HANGS_AFTER_S = 1.0
@@ -75,6 +77,19 @@ class TimedHandover:
     seam: Handover
     parameters: ExecutorParameters
     dry_run: bool
+
+
+@dataclass(frozen=True)
+class DriverChange:
+    """Who drives the robot from the command of this ROS time on, who did before, and why.
+
+    The same driver twice: it is told again.
+    """
+
+    stamp_ns: int
+    driver: Driver
+    before: Driver
+    reason: Reason
 
 
 @dataclass(frozen=True)
@@ -155,6 +170,9 @@ class ControlLoop:
         self._sent = 0
         self._seams_passed = 0
         self._seams: deque[TimedHandover] = deque(maxlen=_SEAMS_KEPT)
+        self._driver = Driver.NOBODY
+        self._drivers: deque[DriverChange] = deque(maxlen=_SEAMS_KEPT)
+        self._told_ns = 0
         self._collected_s = 0.0
         self._closed = False
         # Topics that another node commands: nothing is sent there until `start`.
@@ -177,6 +195,7 @@ class ControlLoop:
                 return
             command = self._executor.tick(now_s, now_ros_ns)
             stamp_ns = self._stamp_ns(now_s, now_ros_ns)
+            self._note_driver(stamp_ns, command.reason)
             sends, dry_run = self._take(command, self._of_tick, stamp_ns), command.dry_run
             started = self._executor.mode is Mode.RUNNING
         # Whatever comes after it may fail; the command is on its way by then.
@@ -200,6 +219,13 @@ class ControlLoop:
 
     def _stamp_ns(self, now_s: float, now_ros_ns: int) -> int:
         return now_ros_ns if self._ros_time_of_ns is None else self._ros_time_of_ns(now_s)
+
+    def _note_driver(self, stamp_ns: int, reason: Reason) -> None:
+        """Tell who drives when that changes, and again each second: a recording may begin late."""
+        driver = self._executor.driver
+        if driver is not self._driver or abs(stamp_ns - self._told_ns) >= _TOLD_EACH_NS:
+            self._drivers.append(DriverChange(stamp_ns, driver, self._driver, reason))
+            self._driver, self._told_ns = driver, stamp_ns
 
     def defer_gc(self) -> None:
         """Collect garbage only in the slack after a tick, until `close`."""
@@ -322,9 +348,12 @@ class ControlLoop:
         with self._lock:
             result = self._executor.start(now_s, self._ros_now_ns())
             if result.started:
-                self._taken = frozenset()
-                self._returned = self._refusing
+                self._note_start()
             return result
+
+    def _note_start(self) -> None:
+        self._taken = frozenset()
+        self._returned = self._refusing
 
     @property
     def sent_s(self) -> Mapping[str, float]:
@@ -350,6 +379,53 @@ class ControlLoop:
     def has_started(self) -> bool:
         """Whether there was a start, other than of a dry run that has been switched off since."""
         return self._executor.mode is not Mode.IDLE
+
+    def pause(self, text: str = '') -> StartResult:
+        with self._lock:
+            return self._executor.pause(text)
+
+    def goes_home(self) -> bool:
+        with self._lock:
+            return self._executor.goes_home
+
+    def resume(self) -> StartResult:
+        with self._lock:
+            return self._executor.resume(self._ros_now_ns())
+
+    def take_over(self) -> StartResult:
+        with self._lock:
+            return self._executor.take_over(self._ros_now_ns())
+
+    def give_back(self) -> StartResult:
+        with self._lock:
+            return self._executor.give_back(self._ros_now_ns())
+
+    def pause_leading(self, text: str) -> bool:
+        """Pause a robot that a leader leads; return whether one did."""
+        with self._lock:
+            return self._executor.leading and self._executor.pause(text).started
+
+    def observe_leader(self, positions: np.ndarray, stamp_ns: int) -> None:
+        with self._lock:
+            self._executor.observe_leader(positions, stamp_ns, self._ros_now_ns())
+
+    def go_home(self, now_s: float, *, far: bool) -> StartResult:
+        with self._lock:
+            executor = self._executor
+            was_started = executor.mode is Mode.RUNNING
+            result = executor.go_home(now_s, self._ros_now_ns(), far=far)
+            if result.started and not was_started:
+                self._note_start()
+            return result
+
+    def drives(self) -> bool:
+        """Return whether the executor is started and not paused."""
+        with self._lock:
+            return self._executor.mode is Mode.RUNNING and not self._executor.paused
+
+    def rests(self) -> bool:
+        with self._lock:
+            return self._executor.at_rest
 
     def stop(self) -> None:
         with self._lock:
@@ -516,6 +592,13 @@ class ControlLoop:
         taken = []
         while self._seams:
             taken.append(self._seams.popleft())
+        return taken
+
+    def take_drivers(self) -> list[DriverChange]:
+        """Return the changes of who drives since the last call, oldest first."""
+        taken = []
+        while self._drivers:
+            taken.append(self._drivers.popleft())
         return taken
 
     def close(self) -> None:

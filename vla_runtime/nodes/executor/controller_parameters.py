@@ -8,6 +8,7 @@ from typing import Any
 
 from rcl_interfaces.msg import ParameterType, ParameterValue
 from rcl_interfaces.srv import GetParameters, ListParameters
+from rclpy.client import Client
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 
@@ -30,6 +31,7 @@ def is_wanted(name: str) -> bool:
     """Return whether a parameter is one of those that say how commands are taken."""
     return name in (
         'joints',
+        'joint',
         'interface_name',
         'interface_names',
         'allow_partial_joints_goal',
@@ -47,8 +49,8 @@ class ControllerParameters:
 
     def __init__(self, node: Node, name: str) -> None:
         self._node = node
-        self._list = node.create_client(ListParameters, f'{name}/list_parameters')
-        self._get = node.create_client(GetParameters, f'{name}/get_parameters')
+        self._list: Client = node.create_client(ListParameters, f'{name}/list_parameters')
+        self._get: Client = node.create_client(GetParameters, f'{name}/get_parameters')
         self._call: ServiceCall | None = None
         self._names: list[str] | None = None
         self._next_s = 0.0

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from action_msgs.msg import GoalStatus, GoalStatusArray
 from rclpy.action import get_action_client_names_and_types_by_node
+from rclpy.client import Client
 from rclpy.node import Node, NodeNameNonExistentError
 
 from vla_runtime.messages.trajectories import stamp_to_ns
@@ -73,6 +74,11 @@ def _message_type(package: str, part: str, name: str) -> type | None:
     except (ImportError, AttributeError):
         return None
     return found
+
+
+def state_type() -> type | None:
+    """Return the type of a trajectory controller's state; None without control_msgs."""
+    return _message_type('control_msgs', 'msg', 'JointTrajectoryControllerState')
 
 
 @dataclass(frozen=True)
@@ -255,9 +261,8 @@ class _Controller:
         self._action = f'{name}/follow_joint_trajectory'
         self._goals = None
         if matched.output.kind == 'joint_trajectory':
-            state_type = _message_type('control_msgs', 'msg', 'JointTrajectoryControllerState')
-            if state_type is not None:
-                self._states = topics.subscribe(state_type, self._state_topic)
+            if (state := state_type()) is not None:
+                self._states = topics.subscribe(state, self._state_topic)
             status = f'{self._action}/_action/status'
             self._goals = topics.subscribe(GoalStatusArray, status, LATCHED)
         self._published_s: float | None = None
@@ -339,7 +344,7 @@ class _Controller:
         self._ages_ns.append(here_ns - stamp_to_ns(state.header.stamp))
         names, positions = list(state.joint_names), state.reference.positions
         held_at = dict(zip(names, positions, strict=False))
-        found = np.array([held_at.get(name, np.nan) for name in self._joints])
+        found: np.ndarray = np.array([held_at.get(name, np.nan) for name in self._joints])
         if self._units is not None:
             found = (found - self._units.offset) / self._units.scale
         self.reference = found
@@ -495,7 +500,7 @@ class _ControllerList:
         self.manager = manager
         self._node = node
         self._type: Any = _message_type('controller_manager_msgs', 'srv', 'ListControllers')
-        self._client = None
+        self._client: Client | None = None
         if self._type is not None:
             self._client = node.create_client(self._type, f'{manager}/list_controllers')
         self._call: ServiceCall | None = None

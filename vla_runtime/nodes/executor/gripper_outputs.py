@@ -133,7 +133,7 @@ class GripperOutput:
         self._position_of = _POSITIONS[output.kind]
         kind = action_type(output.kind)
         self._goal_type = kind.Goal
-        self._client = ActionClient(node, kind, output.topic)
+        self._client: ActionClient = ActionClient(node, kind, output.topic)
         self._commanded = node.create_lifecycle_publisher(
             JointState, output.command_topic, RELIABLE
         )

@@ -36,7 +36,6 @@ from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecyclePublisher
 from rclpy.parameter import Parameter
 from std_srvs.srv import Trigger
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.execution.command import ChunkRefusal, Reason, StartResult
@@ -45,7 +44,15 @@ from vla_runtime.execution.guard import ClampLatch
 from vla_runtime.files.package_files import share_folder
 from vla_runtime.files.quotes import join_truncated
 from vla_runtime.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, to_message
-from vla_runtime.messages.trajectories import TrajectoryError, message_to_chunk, plan_to_message
+from vla_runtime.messages.trajectories import (
+    TrajectoryError,
+    chunk_type,
+    message_to_chunk,
+    plan_to_message,
+    plan_type,
+    spoken,
+    trajectory_of,
+)
 from vla_runtime.nodes.executor import status as executor_status
 from vla_runtime.nodes.executor.control_loop import ControlLoop
 from vla_runtime.nodes.executor.controller_watch import (
@@ -54,12 +61,16 @@ from vla_runtime.nodes.executor.controller_watch import (
     why_not_yet,
     why_refused,
 )
+from vla_runtime.nodes.executor.episodes import EpisodeEnds
+from vla_runtime.nodes.executor.leader_link import LeaderLink
 from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS, executor_parameters
+from vla_runtime.nodes.executor.person import PersonServices
 from vla_runtime.nodes.executor.realtime import prefer_this_thread, share_interpreter
 from vla_runtime.nodes.executor.robot_link import RobotLink, command_topics
 from vla_runtime.nodes.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.nodes.executor.setup import check_fixed, check_units, make_core, read_files
-from vla_runtime.nodes.graph_faults import other_publishers, publisher_names
+from vla_runtime.nodes.executor.state_topic import StateTopic
+from vla_runtime.nodes.graph_faults import other_publishers, publisher_names, why_unlike
 from vla_runtime.nodes.later_service import Complete, LaterService
 from vla_runtime.nodes.managed_node import ManagedNode, place_of_bug
 from vla_runtime.nodes.middleware import keep_to_udp
@@ -93,6 +104,7 @@ _LISTENERS = (
     "start the robot's controller, or mend the topic of the output in the robot file; with dry_run "
     'nobody needs to listen'
 )
+_EXPECTED = (ChunkRefusal.NOT_RUNNING, ChunkRefusal.PAUSED, ChunkRefusal.LEADING)
 _STATUS_PERIOD_S = 0.2
 _REST_LOOK_S = 0.02
 # Item of the policy's status that says what it waits for.
@@ -108,6 +120,7 @@ class ExecutorNode(ManagedNode):
         self._link: RobotLink | None = None
         self._plan_publisher: LifecyclePublisher | None = None
         self._session: ExecutorSession | None = None
+        self._leader: LeaderLink | None = None
         self._heard = HeardStatus(self, (ITEM, _OBSERVATION))
         self._twins = Twins(self, self._heard)
         # Full names of the outputs' topics, and who may send there too.
@@ -139,12 +152,27 @@ class ExecutorNode(ManagedNode):
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', 10)
         self._report = self.create_publisher(DiagnosticArray, '~/report', 10)
+        self._state = StateTopic(self)
         for name, callback in (('start', self._on_start), ('reset', self._on_reset)):
             self.create_service(Trigger, f'~/{name}', self._guarded(name, callback))
         self._stops = [
             LaterService(self, Trigger, f'~/{name}', begin, self._on_error)
             for name, begin in (('stop', self._on_stop), ('release', self._on_release))
         ]
+        self._episodes = EpisodeEnds(
+            self,
+            lambda: self._loop,
+            lambda items: self._publish(self._report, items),
+            self._on_error,
+        )
+        self._person = PersonServices(
+            self,
+            lambda: self._session,
+            self._why_not_start,
+            self._begin_next,
+            self._episodes.note_home,
+            self._on_error,
+        )
         self._every(_STATUS_PERIOD_S, 'status', self._publish_status)
         self._every(_REST_LOOK_S, 'rest', self._answer_stops)
 
@@ -166,12 +194,10 @@ class ExecutorNode(ManagedNode):
         # A dry run sends nothing, and names at its start what would refuse the commands.
         if not self.get_parameter('dry_run').value:
             self._link.require_interfaces()
-        self._plan_publisher = self.create_lifecycle_publisher(
-            JointTrajectory, PLAN_TOPIC, RELIABLE
-        )
+        self._plan_publisher = self.create_lifecycle_publisher(plan_type(), PLAN_TOPIC, RELIABLE)
         self.get_logger().info(
             f"'{spec.name}' drives '{robot.name}': {', '.join(match.action_names)} at "
-            f'{self._fixed["control_rate_hz"]:g} Hz'
+            f'{self._fixed["control_rate_hz"]:g} Hz; chunks and plans are {spoken()}'
         )
         if beyond := beyond_urdf(robot):
             self.get_logger().info(
@@ -212,12 +238,21 @@ class ExecutorNode(ManagedNode):
         )
         self._forget_answers()
         self._session.begin(core, self._episode)
+        if self._robot.leader is not None and self._session.loop is not None:
+            self._leader = LeaderLink(
+                self, self._robot, self._match, self._session.loop, self._on_error
+            )
 
     def _shut(self) -> None:
         session, self._session = self._session, None
-        self._answer_stops()
-        if session is not None:
-            session.end()
+        leader, self._leader = self._leader, None
+        # Steps run in reverse order, and none is kept back by one that fails.
+        with ExitStack() as steps:
+            if session is not None:
+                steps.callback(session.end)
+            steps.callback(self._answer_stops)
+            if leader is not None:
+                steps.callback(leader.close)
 
     def _free(self) -> None:
         link, publisher = self._link, self._plan_publisher
@@ -228,17 +263,17 @@ class ExecutorNode(ManagedNode):
             if link is not None:
                 steps.callback(link.close)
 
-    def _on_chunk(self, message: JointTrajectory) -> None:
+    def _on_chunk(self, message: Any) -> None:
         loop, spec = self._loop, self._spec
         if loop is None or spec is None:
             return
         self._follow_parameters()
         # Before it is read: however long a message is, it must not keep the ticks waiting.
-        if len(message.points) > spec.horizon:
+        if (points := len(trajectory_of(message).points)) > spec.real_horizon:
             self._unreadable += 1
             self._say(
-                f'a chunk of {len(message.points)} points on {CHUNK_TOPIC} is refused: the '
-                f"policy's horizon is {spec.horizon}"
+                f'a chunk of {points} points on {CHUNK_TOPIC} is refused: the '
+                f"policy's horizon is {spec.real_horizon}"
             )
             return
         try:
@@ -248,9 +283,11 @@ class ExecutorNode(ManagedNode):
             self._say(f'a message on {CHUNK_TOPIC} is no chunk: {error}')
             return
         result = loop.submit(chunk, header, time.monotonic())
-        self._last_refusal = '' if result.accepted else result.text
-        # The answer to a request from before a stop is nothing to wonder about.
-        if result.text and result.refusal is not ChunkRefusal.NOT_RUNNING:
+        is_usual = result.accepted or result.refusal in _EXPECTED
+        self._last_refusal = '' if is_usual else result.text
+        # The answer to a request from before a stop is nothing to wonder about, nor one for the
+        # record alone.
+        if result.text and result.refusal not in _EXPECTED:
             self._say(f'chunk {header.number}: {result.text}')
 
     def _on_start(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
@@ -259,6 +296,8 @@ class ExecutorNode(ManagedNode):
             return response
         self._follow_parameters()
         refused, already = self._why_not_start(), self._loop.is_started()
+        if not (refused or already):
+            self._begin_next()
         result = StartResult(False, refused) if refused else self._loop.start(time.monotonic())
         text = refused or self._with_topics(result)
         if result.started and self._live['dry_run'] and (later := self._why_not_command()):
@@ -376,6 +415,9 @@ class ExecutorNode(ManagedNode):
         return complete
 
     def _answer_stops(self) -> None:
+        self._person.look()
+        if self._session is not None:
+            self._episodes.look(self._now_ns(), self._live['episode_time_limit_s'])
         for service in self._stops:
             service.look()
 
@@ -392,6 +434,13 @@ class ExecutorNode(ManagedNode):
         """Begin an episode: no request in it, and no answer."""
         self._episode += 1
         self._last_refusal = ''
+        self._episodes.begin(self._episode)
+
+    def _begin_next(self) -> None:
+        """Begin another episode where the last one has ended."""
+        if self._episodes.is_over and self._loop is not None:
+            self._forget_answers()
+            self._loop.begin_episode(self._episode)
 
     def _publish_plan(self, plan: PlanRequest) -> bool:
         publisher = self._plan_publisher
@@ -408,6 +457,7 @@ class ExecutorNode(ManagedNode):
         if loop is None or session is None:
             inactive = executor_status.inactive(self.lifecycle, self._problem)
             self._publish(self._diagnostics, [inactive, who])
+            self._state.publish(inactive, None, '')
             return
         self._follow_parameters()
         status = loop.status()
@@ -435,6 +485,7 @@ class ExecutorNode(ManagedNode):
             start_refused=nothing or self._would_refuse(loop) if waits else '',
         )
         control = executor_status.control(facts)
+        self._state.publish(control, facts, self._episodes.outcome)
         if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
             log_item(self, control)
         grippers = self._link.gripper_status() if self._link is not None else []
@@ -445,6 +496,8 @@ class ExecutorNode(ManagedNode):
         timing = executor_status.timing(session.lateness(), rate_hz, status.counters)
         items = [control, executor_status.chunks(status, answers), timing, *grippers, who]
         self._publish(self._diagnostics, items)
+        for change in loop.take_drivers():
+            self._publish(self._report, [executor_status.driver(change)])
         for timed in loop.take_handovers():
             self._publish(self._report, [executor_status.seam(timed, self._match.column_names)])
 
@@ -453,7 +506,7 @@ class ExecutorNode(ManagedNode):
         try:
             parameters = executor_parameters(wanted)
             if self._spec is not None:
-                parameters.require_horizon(self._spec.horizon)
+                parameters.require_horizon(self._spec.real_horizon)
         except ValueError as error:
             return str(error)
         return None
@@ -512,7 +565,7 @@ class ExecutorNode(ManagedNode):
 
     def _policy_waits(self, chunk_topic: str) -> str:
         """Repeat what a policy node that could answer says is missing; empty where nothing is."""
-        said = []
+        said = [unlike] if (unlike := why_unlike(self, chunk_topic, chunk_type())) else []
         for name in dict.fromkeys(publisher_names(self, chunk_topic, 0)):
             observation, who = self._heard.of(name, _OBSERVATION), self._heard.of(name, ITEM)
             if who is not None and who.values.get('lifecycle') != 'active':

@@ -14,6 +14,7 @@ from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.watchdog import WatchdogParameters
 from vla_runtime.files.setting_fields import from_values, settings_of, values_of
 from vla_runtime.nodes.parameter_table import AUTOSTART, ParameterSpec, parameter_rows
+from vla_runtime.nodes.server_parameters import SERVER_PARAMETERS
 
 _FIXED = {row.name: row for row in parameter_rows(settings_of(ExecutorConfig), read_only=True)}
 
@@ -22,6 +23,7 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'bundle', '', 'folder of the policy bundle whose chunks are executed', read_only=True
     ),
+    *SERVER_PARAMETERS,
     AUTOSTART,
     ParameterSpec(
         'control_rate_hz',
@@ -30,6 +32,13 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
         minimum=10.0,
         maximum=500.0,
         read_only=True,
+    ),
+    ParameterSpec(
+        'episode_time_limit_s',
+        0.0,
+        'an episode ends, as a failure, when the robot has been driven for so long; 0.0: never',
+        minimum=0.0,
+        maximum=86_400.0,
     ),
     ParameterSpec(
         'realtime_priority',

@@ -20,9 +20,9 @@ from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
 from rclpy.subscription import Subscription
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.messages.trajectories import chunk_type
 from vla_runtime.nodes.executor.control_loop import ControlLoop
 from vla_runtime.nodes.executor.controller_watch import LOOKS_HZ, ControllerWatch
 from vla_runtime.nodes.executor.robot_link import RobotLink
@@ -54,7 +54,7 @@ class SessionHooks:
     """
 
     now_ns: Callable[[], int]
-    on_chunk: Callable[[JointTrajectory], None]
+    on_chunk: Callable[[Any], None]
     publish_plan: Callable[[PlanRequest], bool]
     prefer_thread: Callable[[], None]
     on_error: OnError
@@ -109,7 +109,7 @@ class ExecutorSession:
         # It looks every control period, so the hold comes at most one after the time-out.
         self._dead_man = self._thread(loop.check_alive, rate_hz, 'dead man')
         self._chunks = self._node.create_subscription(
-            JointTrajectory,
+            chunk_type(),
             CHUNK_TOPIC,
             guarded(hooks.on_error, 'chunk', hooks.on_chunk),
             CHUNKS,

@@ -20,7 +20,12 @@ from vla_runtime.nodes.executor.parameters import (
 )
 from vla_runtime.nodes.executor.realtime import parse_cpus
 from vla_runtime.nodes.parameter_table import ParameterError
+from vla_runtime.nodes.server_parameters import server_address
+from vla_runtime.remote.connection import ServerLostError
+from vla_runtime.remote.contract import Contract
+from vla_runtime.remote.link import fetch_contract
 from vla_runtime.robot.file import find_robot, load_robot
+from vla_runtime.robot.leader import leader_parameters
 from vla_runtime.robot.match import RobotMatch, match_robot
 from vla_runtime.robot.schema import Robot
 from vla_runtime.robot.unit_slips import UnitCheck, trained_ranges
@@ -51,20 +56,24 @@ def check_rate(control_rate_hz: float, spec: BundleSpec) -> None:
 
 
 def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch]:
-    """Read the robot file and the bundle's policy.yaml, and match them.
+    """Read the robot file and the bundle's policy.yaml, here or from a server, and match them.
 
     Raises:
-        ParameterError: `robot` or `bundle` is not set, the bundle cannot be used, or the
-            control rate is below its steps a second.
+        ParameterError: `robot` or `bundle` is not set, the bundle or the server cannot be used, or
+            the control rate is below its steps a second.
         RobotError, MatchError, ValueError: the robot file cannot be used, or not with this bundle.
     """
     for name in ('robot', 'bundle'):
-        if not given[name]:
+        if not given[name] and not (name == 'bundle' and given['server']):
             raise ParameterError(f"parameter '{name}' is not set: -p {name}:=PATH")
     robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
     spec = _read_bundle(given).spec
     check_rate(given['control_rate_hz'], spec)
-    return robot, spec, match_robot(robot, spec, os.path.expanduser(given['bundle']))
+    return (
+        robot,
+        spec,
+        match_robot(robot, spec, given['server'] or os.path.expanduser(given['bundle'])),
+    )
 
 
 def check_units(given: Mapping[str, Any], robot: Robot, match: RobotMatch) -> UnitCheck:
@@ -73,7 +82,12 @@ def check_units(given: Mapping[str, Any], robot: Robot, match: RobotMatch) -> Un
     return UnitCheck(robot, match, trained_ranges(read.spec, read.statistics, match))
 
 
-def _read_bundle(given: Mapping[str, Any]) -> Bundle:
+def _read_bundle(given: Mapping[str, Any]) -> Bundle | Contract:
+    if given['server']:
+        try:
+            return fetch_contract(server_address(given))
+        except (ValueError, ServerLostError) as error:
+            raise ParameterError(f'parameter server: {error}') from error
     try:
         # The policy node checks the weights.
         return read_bundle(os.path.expanduser(given['bundle']), verify=False)
@@ -91,6 +105,12 @@ def measured_columns(match: RobotMatch) -> tuple[Column, ...]:
     return tuple(
         replace(column, measured_as=sources.get(column.name, '')) for column in match.columns
     )
+
+
+def _home_of(robot: Robot, match: RobotMatch) -> dict[str, float]:
+    """Return the home pose of the joints that this policy commands the positions of."""
+    kinds = {column.name: column.kind for column in match.columns}
+    return {name: at for name, at in robot.home.items() if kinds.get(name) == 'position'}
 
 
 def make_core(
@@ -117,5 +137,7 @@ def make_core(
         control_period_s=1.0 / given['control_rate_hz'],
         restart_after_outage_s=robot.restart_after_outage_s,
         step_time_s=step_time_s,
+        home=_home_of(robot, match),
+        leader=leader_parameters(robot, match),
     )
     return ChunkExecutor(config, executor_parameters(given), given['dry_run'], latch)

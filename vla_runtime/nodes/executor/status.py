@@ -13,7 +13,7 @@ from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.files.quotes import one_line
 from vla_runtime.messages.diagnostics import Level, StatusItem, without_numbers
-from vla_runtime.nodes.executor.control_loop import LoopStatus, TimedHandover
+from vla_runtime.nodes.executor.control_loop import DriverChange, LoopStatus, TimedHandover
 from vla_runtime.nodes.executor.parameters import values_in_force
 from vla_runtime.nodes.executor.steady_loop import Lateness
 
@@ -21,9 +21,11 @@ _TEXTS = {
     Reason.TRACKING: 'executing chunk {chunk}, step {step}',
     Reason.OVERRUN: 'the next chunk is late: going on with chunk {chunk}, step {step}',
     Reason.APPROACHING: 'approaching at the set speed: {progress}',
+    Reason.LEADING: 'a leader leads the robot; the policy is asked for the record alone',
     Reason.BRAKING: 'coming to rest, to hold',
     Reason.NOT_STARTED: 'not started',
     Reason.STOPPED: 'stopped until ~/start',
+    Reason.PAUSED: 'paused until ~/resume',
     Reason.RELEASED: 'released: nothing is published, others may command until ~/start',
     Reason.WAITING_FOR_CHUNK: '{stands}: waiting for the {which} chunk',
     Reason.SYNCHRONOUS_WAIT: '{stands}: waiting for the next chunk',
@@ -226,6 +228,11 @@ RULES = [
         lambda f: f.executor.detail,
         joint=': ',
     ),
+    Rule(
+        lambda f: f.executor.detail and f.reason is Reason.PAUSED,
+        lambda f: f.executor.detail,
+        joint=': ',
+    ),
     Rule(lambda f: f.about_states, lambda f: f.about_states),
     Rule(
         lambda f: f.executor.detail and f.reason is Reason.APPROACHING,
@@ -322,6 +329,7 @@ def _control_values(status: LoopStatus) -> dict[str, object]:
     executor, counters = status.executor, status.counters
     return {
         'mode': executor.mode.value,
+        'driver': executor.driver.value,
         'kind': executor.kind.value,
         'reason': executor.reason.value,
         'detail': executor.detail,
@@ -406,6 +414,21 @@ def _chunk_values(
         'publishers': answers.policies,
         **{f'refused.{key.value}': count for key, count in counters.refused.items() if count},
     }
+
+
+def driver(change: DriverChange) -> StatusItem:
+    """Return what a recording keeps of who drives, from which command on."""
+    return StatusItem(
+        'driver',
+        Level.OK,
+        f'{change.driver.value} drives the robot',
+        {
+            'stamp_ns': change.stamp_ns,
+            'driver': change.driver.value,
+            'before': change.before.value,
+            'reason': change.reason.value,
+        },
+    )
 
 
 def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> StatusItem:

@@ -22,6 +22,7 @@ from typing import Any
 import rclpy
 from rcl_interfaces.msg import ParameterEvent
 from rcl_interfaces.srv import SetParameters
+from rclpy.client import Client
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
@@ -29,13 +30,14 @@ from rclpy.qos import qos_profile_parameter_events
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_srvs.srv import Trigger
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.files.package_files import share_folder
 from vla_runtime.messages.trajectories import (
+    chunk_type,
     message_to_chunk,
     ns_to_stamp,
     plan_to_message,
+    plan_type,
     stamp_to_ns,
 )
 from vla_runtime.nodes.middleware import REACH_VARIABLES, lossless_images, stay_on_this_machine
@@ -106,14 +108,14 @@ class LivePlayer:
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self._node)
         self._clock = self._node.create_publisher(Clock, '/clock', 10)
-        self._plans = self._node.create_publisher(JointTrajectory, 'committed_plan', LOSSLESS)
-        self._node.create_subscription(JointTrajectory, 'action_chunk', self._on_chunk, LOSSLESS)
+        self._plans = self._node.create_publisher(plan_type(), 'committed_plan', LOSSLESS)
+        self._node.create_subscription(chunk_type(), 'action_chunk', self._on_chunk, LOSSLESS)
         self._node.create_subscription(
             ParameterEvent, '/parameter_events', self._on_event, qos_profile_parameter_events
         )
         name = self._options.name
-        self._set = self._node.create_client(SetParameters, f'{name}/set_parameters')
-        self._reset = self._node.create_client(Trigger, f'{name}/reset')
+        self._set: Client = self._node.create_client(SetParameters, f'{name}/set_parameters')
+        self._reset: Client = self._node.create_client(Trigger, f'{name}/reset')
         try:
             self._start()
         except BaseException:
@@ -163,7 +165,9 @@ class LivePlayer:
 
     def _publisher(self, message: PlayedMessage) -> Any:
         if message.topic not in self._publishers:
-            made = self._node.create_publisher(_TYPES[message.type_name], message.topic, LOSSLESS)
+            made: Any = self._node.create_publisher(
+                _TYPES[message.type_name], message.topic, LOSSLESS
+            )
             self._publishers[message.topic] = made
             # A message before the two know each other is lost.
             self._wait(lambda: made.get_subscription_count() > 0, _TIMEOUT_S)
@@ -204,7 +208,7 @@ class LivePlayer:
             self._executor.spin_once(timeout_sec=0.02)
         return True
 
-    def _on_chunk(self, message: JointTrajectory) -> None:
+    def _on_chunk(self, message: Any) -> None:
         self._chunks.append(message_to_chunk(message, step_time_s=self._step_time_s))
 
     def _on_event(self, event: ParameterEvent) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,41 @@ from vla_runtime import __version__
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.bundle.success import spec_identity
 from vla_runtime.engines.triton_option import OFF, ON
-from vla_runtime.files.machine import machine, versions
+from vla_runtime.files.machine import CHUNK_PACKAGES, steady_facts, versions
 from vla_runtime.files.quotes import quoted
 from vla_runtime.robot.file import read_robot
 from vla_runtime.robot.match import RobotMatch, Scaling
 from vla_runtime.robot.schema import Robot
 
 FORMAT = 2
-# All packages that compute a part of a chunk.
-_PACKAGES = (
-    'numpy', 'opencv-python-headless', 'pillow', 'tokenizers', 'sentencepiece', 'torch',
-    'onnxruntime', 'tensorrt',
-)  # fmt: skip
 # Keys of a report: of a camera's frame with `stamp: receive`, by content, and of the state in the
 # robot's units.
 CONTENT, MEASURED = 'content.', 'measured'
-# Of the node's parameters.
-_HOW = ('backend', 'device', 'precision', 'use_cuda_graphs', 'triton')
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a policy's networks run on.
+
+    Attributes:
+        bundle: absolute folder; empty on a server.
+        server: address of the server that runs them; empty here.
+        jpeg_quality: of the images on their way to the server; 0: raw.
+        threads: CPU threads of each network.
+        versions, machine: of the server; empty: of this machine.
+    """
+
+    bundle: str
+    backend: str
+    device: str
+    precision: str
+    use_cuda_graphs: bool
+    triton: str
+    threads: int
+    server: str = ''
+    jpeg_quality: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DescriptionError(ValueError):
@@ -46,8 +64,10 @@ class PolicyDescription:
     """A policy as it ran.
 
     Attributes:
-        bundle: folder of the bundle on the machine that it ran on.
-        bundle_sha256: see `bundle.identity`.
+        bundle: folder of the bundle on the machine that it ran on; on a server not known.
+        server: address of the server that ran it; empty where the node did.
+        jpeg_quality: of the images on their way to the server; 0: raw.
+        bundle_sha256: see `bundle.success.spec_identity`.
         precision: number format of the networks' large matrices.
         threads: CPU threads of each network.
         triton: `on` where the head's layers ran in Triton kernels, else `off`.
@@ -84,6 +104,8 @@ class PolicyDescription:
     step_time_s: float | None
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
+    server: str = ''
+    jpeg_quality: int = 0
 
     @property
     def state(self) -> Scaling:
@@ -95,27 +117,28 @@ def describe(
     spec: BundleSpec,
     robot: Robot,
     match: RobotMatch,
-    given: Mapping[str, Any],
+    run: Run,
     *,
-    threads: int,
     topic_name: Callable[[str], str],
 ) -> str:
-    """Write the description of a policy that was loaded.
-
-    Args:
-        given: the node's parameters, `bundle` as an absolute path.
-    """
+    """Write the description of a policy that was loaded."""
     document = {
         'format': FORMAT,
         'vla_runtime': __version__,
-        'bundle': given['bundle'],
+        'bundle': run.bundle,
         'bundle_name': spec.name,
         'bundle_sha256': spec_identity(spec),
         'robot_file': robot.file.name,
         'robot_text': robot.text,
         'urdf_text': robot.urdf_text,
-        **{name: given[name] for name in _HOW},
-        'threads': threads,
+        'server': run.server,
+        'jpeg_quality': run.jpeg_quality,
+        'backend': run.backend,
+        'device': run.device,
+        'precision': run.precision,
+        'use_cuda_graphs': run.use_cuda_graphs,
+        'triton': run.triton,
+        'threads': run.threads,
         'cameras': {name: topic_name(camera.topic) for name, camera in match.cameras.items()},
         'joint_states': [topic_name(source.topic) for source in robot.joint_states],
         'state_joints': list(match.state_joints),
@@ -126,9 +149,8 @@ def describe(
         'action_chunk': topic_name('action_chunk'),
         'reads_instruction': spec.prompt is not None,
         'step_time_s': spec.step_time_s,
-        'versions': versions(_PACKAGES),
-        # Not how busy it is: that changes, and nothing else here does.
-        'machine': {name: fact for name, fact in machine().items() if name != 'load_1min'},
+        'versions': dict(run.versions or versions(CHUNK_PACKAGES)),
+        'machine': dict(run.machine or steady_facts()),
     }
     return json.dumps(document)
 
@@ -189,6 +211,9 @@ def read_description(text: str) -> PolicyDescription:
         step_time_s=fields.of('step_time_s', float) if 'step_time_s' in document else None,
         versions=fields.texts('versions'),
         machine=fields.of('machine', dict),
+        # There were no servers before there were these fields.
+        server=str(document.get('server', '')),
+        jpeg_quality=int(document.get('jpeg_quality', 0)),
     )
 
 

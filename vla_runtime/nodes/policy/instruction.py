@@ -23,11 +23,11 @@ from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.input_files import read_text
 from vla_runtime.files.json_file import LARGEST_JSON
 from vla_runtime.files.quotes import one_line, quoted
+from vla_runtime.inference.chunk_policy import ChunkPolicy
 from vla_runtime.nodes.node_runner import OnError, guarded
 from vla_runtime.nodes.policy.parameters import INSTRUCTION
 from vla_runtime.nodes.qos import LATCHED
 from vla_runtime.nodes.restart import note, state_before
-from vla_runtime.policy import Policy
 
 # The newest instruction in a file: a respawned node's arguments name the one at launch, which
 # another may have superseded since.
@@ -120,7 +120,7 @@ class Instruction:
         self._node = node
         self._on_news = on_news
         self._published = ''
-        self._reader: Policy | None = None
+        self._reader: ChunkPolicy | None = None
         self._said_unused = False
         self._current = node.create_publisher(String, '~/current_instruction', LATCHED)
         self._file, self._name = instruction_file(), node.get_fully_qualified_name()
@@ -151,7 +151,7 @@ class Instruction:
         """Instruction of the next inference; empty for none."""
         return str(self._node.get_parameter(INSTRUCTION).value)
 
-    def read_by(self, policy: Policy | None) -> None:
+    def read_by(self, policy: ChunkPolicy | None) -> None:
         """Name the policy that runs from now on, if any."""
         self._reader, self._said_unused = policy, False
 
@@ -176,14 +176,24 @@ class Instruction:
                 'process started again, and the parameter was set since; publish it anew to set it'
             )
             return
-        result = self._node.set_parameters([Parameter(INSTRUCTION, value=message.data)])[0]
+        if refused := self.set(message.data, heard=True):
+            raise ValueError(refused)
+
+    def set(self, text: str, *, heard: bool = False) -> str:
+        """Set the instruction and tell it; return why it is refused, empty where it is not.
+
+        `heard`: it came on the topic, and may come once more to the next node.
+        """
+        result = self._node.set_parameters([Parameter(INSTRUCTION, value=text)])[0]
         if not result.successful:
-            raise ValueError(result.reason)
-        self._heard = message.data
+            return str(result.reason) or 'refused'
+        if heard:
+            self._heard = text
         self._keep()
         # Also when it is the same again: whoever judges by it begins anew.
         self._tell()
         self._on_news()
+        return ''
 
     def _from_before(self) -> KeptInstruction:
         """Restore the instruction that the previous node kept; return the one in force."""

@@ -1,10 +1,11 @@
 """The policy node: a lifecycle node that answers the executor's requests with action chunks.
 
 Topics in: the robot file's cameras and joint states, `~/instruction` (std_msgs/String, reliable,
-transient local), `committed_plan` (trajectory_msgs/JointTrajectory, the executor's request).
-Topics out: `action_chunk` (JointTrajectory), `~/report` (one DiagnosticArray a chunk),
+transient local), `committed_plan` (the executor's request; `messages.trajectories` has its form).
+Topics out: `action_chunk`, `~/report` (one DiagnosticArray a chunk),
 `~/current_instruction` and `~/description` (String, transient local), `/diagnostics` (every second,
-and at once when there is news). Service `~/reset`: a new episode.
+and at once when there is news). Service `~/reset`: a new episode. `typed_interface` adds `~/state`
+and services of `vla_interfaces`.
 
 Invariants:
 - configure loads and warms up, activate opens, deactivate waits for what is under way, cleanup
@@ -34,7 +35,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
@@ -43,38 +43,50 @@ from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.subscription import Subscription
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
-from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.preflight import unused_gpu
 from vla_runtime.files.package_files import share_folder
+from vla_runtime.inference.chunk_policy import ChunkPolicy
 from vla_runtime.inference.packed import DroppedError
 from vla_runtime.messages.diagnostics import Level, StatusItem
-from vla_runtime.messages.trajectories import chunk_to_message, message_to_plan
+from vla_runtime.messages.trajectories import (
+    chunk_to_message,
+    chunk_type,
+    message_to_plan,
+    plan_type,
+    spoken,
+)
 from vla_runtime.nodes.graph_faults import several_publishers
 from vla_runtime.nodes.managed_node import ManagedNode, place_of_bug
 from vla_runtime.nodes.node_parameters import refuse_unknown
 from vla_runtime.nodes.node_runner import guarded, run_node
 from vla_runtime.nodes.parameters import declare, values
 from vla_runtime.nodes.policy import status as policy_status
-from vla_runtime.nodes.policy.description import describe
+from vla_runtime.nodes.policy.description import Run, describe
 from vla_runtime.nodes.policy.incoming_requests import IncomingRequests
 from vla_runtime.nodes.policy.instruction import Instruction
-from vla_runtime.nodes.policy.parameters import INSTRUCTION, POLICY_PARAMETERS, limits_from
+from vla_runtime.nodes.policy.loading import load_policy
+from vla_runtime.nodes.policy.parameters import (
+    INSTRUCTION,
+    POLICY_PARAMETERS,
+    REMOTE,
+    limits_from,
+)
 from vla_runtime.nodes.policy.prepared_settings import PreparedSettings
 from vla_runtime.nodes.policy.responder import Responder
 from vla_runtime.nodes.policy.robot_policy import Answer
 from vla_runtime.nodes.policy.settings import check_answerable, settings_from
 from vla_runtime.nodes.policy.subscriptions import Sensors, make_synchronizer
+from vla_runtime.nodes.policy.typed_interface import PolicyFacts, TypedInterface, empty_plan
 from vla_runtime.nodes.polled_topics import HeardStatus
 from vla_runtime.nodes.qos import LATCHED, RELIABLE, REPEATED
 from vla_runtime.nodes.status_board import StatusBoard
 from vla_runtime.nodes.twins import ITEM, Claim, Twins, node_item, why_second
 from vla_runtime.nodes.worker import LatestJobWorker
-from vla_runtime.policy import Policy
 from vla_runtime.processing.fast_tokens import AnswerError
+from vla_runtime.remote.policy import RemotePolicy
 from vla_runtime.robot.file import find_robot, load_robot
-from vla_runtime.robot.match import RobotMatch, match_robot
+from vla_runtime.robot.match import RobotMatch
 from vla_runtime.robot.schema import Robot, received_topics
 from vla_runtime.sensors.synchronizer import Synchronizer
 from vla_runtime.types import PlanRequest
@@ -97,9 +109,10 @@ class PolicyNode(ManagedNode):
 
     def __init__(self) -> None:
         super().__init__(_NAME)
-        self._policy: Policy | None = None
+        self._policy: ChunkPolicy | None = None
         self._robot: Robot | None = None
         self._match: RobotMatch | None = None
+        self._run: Run | None = None
         self._synchronizer: Synchronizer | None = None
         self._responder: Responder | None = None
         self._prepared: PreparedSettings | None = None
@@ -113,6 +126,7 @@ class PolicyNode(ManagedNode):
         self._generation_lock = threading.Lock()
         self._episode_over = False
         self._by_content: tuple[str, ...] = ()
+        self._said = ''
         # Inferences since the last report whose chunks were not published.
         self._discarded = 0
         # Answers since the start of the node whose tokens were no chunk.
@@ -123,8 +137,8 @@ class PolicyNode(ManagedNode):
         declare(self, POLICY_PARAMETERS, self._check_parameters)
         refuse_unknown(self, POLICY_PARAMETERS)
         group = MutuallyExclusiveCallbackGroup()
-        self._status = StatusBoard(self, self._sensor_status, group)
-        self._chunks = self.create_lifecycle_publisher(JointTrajectory, 'action_chunk', RELIABLE)
+        self._status = StatusBoard(self, self._status_and_state, group)
+        self._chunks = self.create_lifecycle_publisher(chunk_type(), 'action_chunk', RELIABLE)
         self._reports = self.create_lifecycle_publisher(DiagnosticArray, '~/report', RELIABLE)
         self._descriptions = self.create_publisher(String, '~/description', LATCHED)
         self.create_service(
@@ -134,6 +148,14 @@ class PolicyNode(ManagedNode):
             callback_group=group,
         )
         self._instruction = Instruction(self, self._on_instruction, self._on_exception)
+        self._typed = TypedInterface(
+            self,
+            self._instruction,
+            self._on_exception,
+            self._request_chunk,
+            self._missing,
+            active=lambda: self._worker is not None,
+        )
         # Not before ROS 2 Iron: there a chunk on its way out may follow the answer to a change.
         if hasattr(self, 'add_post_set_parameters_callback'):
             self.add_post_set_parameters_callback(self._await_publication)
@@ -146,53 +168,32 @@ class PolicyNode(ManagedNode):
     def _load(self) -> None:
         self._say(Level.OK, 'loading the policy')
         given = values(self, POLICY_PARAMETERS)
-        for name in ('bundle', 'robot'):
-            if not given[name]:
-                raise ValueError(f"parameter '{name}' is not set; give it as -p {name}:=PATH")
+        if not given['robot']:
+            raise ValueError("parameter 'robot' is not set; give it as -p robot:=PATH")
         settings = settings_from(given)
         self._require_no_other()
-        self.get_logger().info(f'loading {given["bundle"]} ...')
-        if warning := unused_gpu(given['device']):
+        self.get_logger().info(f'loading {given["server"] or given["bundle"]} ...')
+        if given['backend'] != REMOTE and (warning := unused_gpu(given['device'])):
             self.get_logger().warning(warning)
         robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
-        # Files that do not fit are refused before gigabytes of weights are hashed and loaded.
-        bundle = read_bundle(Path(given['bundle']).expanduser(), verify=False)
-        check_answerable(bundle.spec, settings)
-        self._match = match_robot(robot, bundle.spec, bundle.folder)
+        loaded = load_policy(given, robot, settings, self._on_server_news)
+        self._policy, self._match, run = loaded.policy, loaded.match, loaded.run
+        self._run = run
         cameras = self._match.cameras.items()
         self._by_content = tuple(name for name, one in cameras if one.stamp == 'receive')
-        self._policy = Policy.load(
-            bundle,
-            given['backend'],
-            given['device'],
-            precision=given['precision'],
-            settings=settings,
-            use_cuda_graphs=given['use_cuda_graphs'],
-            threads=given['torch_threads'],
-            triton=given['triton'],
-            verify=given['verify_bundle'],
-        )
         milliseconds = self._policy.warm_up()
-        # A recording names what ran, so that a replay needs no choice.
-        picked = {name: getattr(self._policy, name) for name in ('backend', 'precision', 'triton')}
         self._robot, self._status.hardware = robot, robot.name
-        self._descriptions.publish(
-            String(
-                data=describe(
-                    self._policy.spec,
-                    robot,
-                    self._match,
-                    {**given, **picked, 'bundle': str(bundle.folder.resolve())},
-                    threads=self._policy.threads or 0,
-                    topic_name=self.resolve_topic_name,
-                )
-            )
+        described = describe(
+            self._policy.spec, robot, self._match, run, topic_name=self.resolve_topic_name
         )
+        self._descriptions.publish(String(data=described))
         self.get_logger().info(
-            f"policy '{self._policy.spec.name}' on robot '{robot.name}', {picked['backend']} in "
-            f'{picked["precision"]} on {given["device"]}, {self._policy.threads} thread(s): warmed '
-            f'up in {milliseconds:.0f} ms'
-            + (f' (chosen: {self._policy.why})' if self._policy.why else '')
+            f"policy '{self._policy.spec.name}' on robot '{robot.name}', {run.backend} in "
+            f'{run.precision} on {run.device}, {run.threads} thread(s)'
+            + (f' at {run.server}' if run.server else '')
+            + f': ready in {milliseconds:.0f} ms'
+            + (f' (chosen: {loaded.why})' if loaded.why else '')
+            + f'; chunks and plans are {spoken()}'
         )
 
     def _open(self) -> None:
@@ -226,7 +227,7 @@ class PolicyNode(ManagedNode):
             on_error=self._on_exception,
         )
         self._requests = self.create_subscription(
-            JointTrajectory,
+            plan_type(),
             _REQUEST_TOPIC,
             guarded(self._on_exception, _REQUEST_TOPIC, self._on_request),
             REPEATED,
@@ -253,22 +254,56 @@ class PolicyNode(ManagedNode):
         self._status.drop('requests')
 
     def _free(self) -> None:
-        if self._policy is not None:
-            self._policy.close()
-        self._policy = self._robot = self._match = None
+        policy, self._policy = self._policy, None
+        self._robot = self._match = self._run = None
+        if policy is not None:
+            policy.close()
+        self._status.drop('server')
+
+    def _on_server_news(self, text: str) -> None:
+        """Tell what became of the server; in any thread."""
+        if isinstance(self._policy, RemotePolicy):
+            self._status.set(policy_status.server(self._policy, text))
+        if self._worker is not None:
+            self._worker.poke()
 
     def _on_instruction(self) -> None:
         if self._worker is not None:
             self._worker.poke()
 
-    def _on_request(self, message: JointTrajectory) -> None:
+    def _on_request(self, message: Any) -> None:
         arrived_ns = monotonic_ns()
         worker = self._worker
         if worker is None:
             return
         request = self._incoming.receive(message_to_plan(message), arrived_ns)
+        self._typed.note_request()
         if request is not None:
             worker.submit(request)
+
+    def _request_chunk(self) -> PlanRequest | None:
+        """Ask for a chunk for no executor; None while not active."""
+        worker, match = self._worker, self._match
+        if worker is None or match is None:
+            return None
+        plan = empty_plan(
+            match.action_names,
+            match.action_kinds,
+            episode=self._incoming.episode or 0,
+            now_ns=self._ros_time_ns(),
+        )
+        request = self._incoming.receive(plan, monotonic_ns())
+        assert request is not None
+        worker.submit(request)
+        return request
+
+    def _missing(self) -> list[str]:
+        """What keeps a request from being answered now, a sentence each."""
+        responder = self._responder
+        if responder is None:
+            return [f'the policy node is {self.lifecycle}']
+        missing = responder.readiness(self._ros_time_ns(), monotonic_ns(), self._instruction.text)
+        return list(dict.fromkeys(item.text for item in missing))
 
     def _on_reset(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         if self._worker is None or self._synchronizer is None:
@@ -324,8 +359,9 @@ class PolicyNode(ManagedNode):
             # The time last, so that few messages come between it and the selection of frames.
             now_ns = self._ros_time_ns()
             answer = responder.answer(request, given[INSTRUCTION], settings, now_ns=now_ns)
-        except Exception:
+        except Exception as error:
             self._incoming.fail(request)
+            self._typed.take_error(request, error)
             # What fails with the settings in force may run with those that wait.
             self._prepare(prepared)
             raise
@@ -382,6 +418,7 @@ class PolicyNode(ManagedNode):
             self._incoming.wait(request)
         except Exception as error:
             self._incoming.fail(request)
+            self._typed.take_error(request, error)
             self._on_exception('inference', error)
         if worker is not None:
             worker.poke()
@@ -397,8 +434,10 @@ class PolicyNode(ManagedNode):
         return reads and instruction != self._instruction.text
 
     def _publish(self, answer: Answer, given: Mapping[str, Any]) -> None:
-        self._chunks.publish(chunk_to_message(answer.chunk, answer.header))
+        if not self._typed.takes(answer):
+            self._chunks.publish(chunk_to_message(answer.chunk, answer.header))
         overhead_ms = answer.overhead_ms(monotonic_ns())
+        self._typed.note_answer(answer, overhead_ms)
         live = {row.name: given[row.name] for row in POLICY_PARAMETERS if not row.read_only}
         discarded, self._discarded = self._discarded, 0
         report = policy_status.report(answer, live, overhead_ms, self._by_content, discarded)
@@ -406,11 +445,33 @@ class PolicyNode(ManagedNode):
         self._status.set(policy_status.observation(()))
         self._say(Level.OK, report.text)
 
+    def _status_and_state(self) -> Iterator[StatusItem]:
+        yield from self._sensor_status()
+        self._typed.publish(self._facts())
+
+    def _facts(self) -> PolicyFacts:
+        policy, run, synchronizer = self._policy, self._run, self._synchronizer
+        now_ns = self._ros_time_ns()
+        cameras = () if synchronizer is None else synchronizer.camera_statuses(now_ns)
+        return PolicyFacts(
+            lifecycle=self.lifecycle,
+            text=self._problem or self._said,
+            policy='' if policy is None else policy.spec.name,
+            run={}
+            if run is None
+            else {name: getattr(run, name) for name in ('backend', 'device', 'precision')},
+            episode=self._incoming.episode or 0,
+            requests_replaced=self._incoming.superseded,
+            ages_s={camera.name: camera.age_s for camera in cameras},
+        )
+
     def _sensor_status(self) -> Iterator[StatusItem]:
         self._instruction.follow()
         self._heard.take()
         self._give_way_to_first()
         yield node_item(self._claim(self.lifecycle), self._problem)
+        if isinstance(policy := self._policy, RemotePolicy):
+            self._status.set(policy_status.server(policy))
         synchronizer, responder = self._synchronizer, self._responder
         if synchronizer is None or responder is None:
             return
@@ -468,6 +529,7 @@ class PolicyNode(ManagedNode):
             'requests_replaced': self._incoming.superseded,
             'refused_answers': self._refused_answers,
         }
+        self._said = text
         self._status.set(StatusItem('inference', level, text, counts))
 
     def _on_state(self, label: str) -> None:

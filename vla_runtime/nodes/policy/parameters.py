@@ -10,19 +10,24 @@ from vla_runtime.engines.preflight import AUTO, BACKENDS, PRECISIONS
 from vla_runtime.engines.triton_option import OFF, WORDS
 from vla_runtime.nodes.parameter_table import AUTOSTART, ParameterSpec, parameter_rows
 from vla_runtime.nodes.policy.settings import live_settings
+from vla_runtime.nodes.server_parameters import SERVER_PARAMETERS
 from vla_runtime.sensors.synchronizer import SyncLimits
 
+# Word of `backend` beside those that run here.
+REMOTE = 'remote'
 # Set by parameter and by topic alike, so the node needs its name.
 INSTRUCTION = 'instruction'
 
 POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec('bundle', '', 'folder of the policy bundle', read_only=True),
+    *SERVER_PARAMETERS,
     ParameterSpec('robot', '', 'robot file (config/robots/*.yaml)', read_only=True),
     ParameterSpec(
         'backend',
         AUTO,
-        'what runs the networks; auto: the first in order that can run this bundle here',
-        words=(AUTO, *BACKENDS),
+        'what runs the networks; auto: the first in order that can run this bundle here; remote: '
+        'the server on another machine',
+        words=(AUTO, *BACKENDS, REMOTE),
         read_only=True,
     ),
     AUTOSTART,
@@ -56,6 +61,15 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         'the messages need, shared by two networks where pipeline is throughput at configure',
         minimum=0,
         maximum=MOST_THREADS,
+        read_only=True,
+    ),
+    ParameterSpec(
+        'jpeg_quality',
+        0,
+        'backend remote: quality of the JPEG that images go to the server as; 0: raw pixels, which '
+        'are the only ones that the policy sees as they are',
+        minimum=0,
+        maximum=100,
         read_only=True,
     ),
     ParameterSpec(

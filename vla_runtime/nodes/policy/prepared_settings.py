@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
+from vla_runtime.inference.chunk_policy import ChunkPolicy
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.nodes.policy.settings import live_settings, settings_from
-from vla_runtime.policy import Policy
 
 
 class PreparedSettings:
@@ -28,7 +28,7 @@ class PreparedSettings:
         ValueError: settings that the policy cannot run with, or that the device has no memory for.
     """
 
-    def __init__(self, policy: Policy, values: Mapping[str, Any]) -> None:
+    def __init__(self, policy: ChunkPolicy, values: Mapping[str, Any]) -> None:
         self._policy = policy
         first = settings_from(values)
         try:

@@ -16,10 +16,10 @@ import numpy as np
 
 from vla_runtime.bundle.schema import earlier_name
 from vla_runtime.execution.watchdog import WatchdogParameters
+from vla_runtime.inference.chunk_policy import ChunkPolicy
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.messages.images import ImageError
 from vla_runtime.nodes.policy.robot_policy import Answer, RobotPolicy
-from vla_runtime.policy import Policy
 from vla_runtime.robot.match import RobotMatch
 from vla_runtime.sensors.synchronizer import MissingInput, Selection, Synchronizer
 from vla_runtime.types import Observation, PlanRequest
@@ -37,7 +37,7 @@ class Responder:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: ChunkPolicy,
         match: RobotMatch,
         synchronizer: Synchronizer,
         *,
@@ -70,6 +70,7 @@ class Responder:
         paused = steady_ns - self._seen_at_ns > _PAUSED_NS
         selection = self._synchronizer.select(now_ns)
         return (
+            *self._missing_server(),
             *self._missing_instruction(instruction),
             *((_paused(now_ns),) if paused else ()),
             *(() if isinstance(selection, Selection) else selection),
@@ -93,6 +94,8 @@ class Responder:
                 refuses; the request cannot be answered.
         """
         self.begin(request.episode)
+        if away := self._missing_server():
+            return away
         missing = self._missing_instruction(instruction)
         if now_ns == self._decided_at_ns:
             missing += (_paused(now_ns),)
@@ -134,6 +137,10 @@ class Responder:
 
     def drain(self) -> None:
         self._policy.drain()
+
+    def _missing_server(self) -> tuple[MissingInput, ...]:
+        why = self._policy.why_away
+        return (MissingInput('server', why),) if why else ()
 
     def _missing_instruction(self, instruction: str) -> tuple[MissingInput, ...]:
         if instruction.strip() or not self._policy.reads_instruction:

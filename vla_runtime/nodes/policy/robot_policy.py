@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from vla_runtime.inference.chunk_policy import ChunkPolicy, Inference
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.messages.images import ImageFacts, to_rgb
-from vla_runtime.policy import Inference, Policy
 from vla_runtime.processing.poses import whole_turns
 from vla_runtime.robot.match import RobotMatch
 from vla_runtime.sensors.synchronizer import Selection
@@ -157,7 +157,7 @@ class Answer:
 class RobotPolicy:
     """One loaded policy on one robot; `match` maps names and units."""
 
-    def __init__(self, policy: Policy, match: RobotMatch) -> None:
+    def __init__(self, policy: ChunkPolicy, match: RobotMatch) -> None:
         self.policy = policy
         self.match = match
         endless = {column.name for column in match.columns if column.continuous}
@@ -221,7 +221,7 @@ class RobotPolicy:
             names=self.match.action_names,
             kinds=self.match.action_kinds,
             step_time_s=spec.step_time_s,
-            horizon=spec.horizon,
+            horizon=spec.real_horizon,
         )
         aligned = self._written_like(observation.state, aligned)
         step = step_of_row_0(request, stamp_ns=stamp_ns, step_time_s=spec.step_time_s)

@@ -36,7 +36,7 @@ def check_answerable(spec: BundleSpec, settings: PolicySettings) -> None:
         ValueError: packed answers of one row. When such an answer comes, as many others have been
             executed since its observation as there are passes in it, and it has no row for that.
     """
-    if settings.pipeline == 'packed' and spec.horizon == 1:
+    if settings.pipeline == 'packed' and spec.real_horizon == 1:
         raise ValueError(
             "pipeline is 'packed': a chunk of this policy is one action, whose step is over when "
             'an answer that shared its passes comes, so that the robot could never execute it; '

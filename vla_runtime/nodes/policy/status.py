@@ -12,6 +12,7 @@ from vla_runtime.messages.diagnostics import Level, StatusItem
 from vla_runtime.messages.images import content_id
 from vla_runtime.nodes.policy.description import CONTENT, MEASURED
 from vla_runtime.nodes.policy.robot_policy import Answer
+from vla_runtime.remote.policy import RemotePolicy
 from vla_runtime.robot.schema import StampSource
 from vla_runtime.sensors.synchronizer import CameraStatus, MissingInput
 
@@ -101,6 +102,26 @@ def observation(missing: Iterable[MissingInput]) -> StatusItem:
         'no inference: ' + join_truncated(dict.fromkeys(i.text for i in missing), '; ', 2),
         {f'refused.{item.source}': item.text for item in missing},
     )
+
+
+def server(policy: RemotePolicy, news: str = '') -> StatusItem:
+    """Say whether the policy's server can be asked; `news` is what has just become of it."""
+    contract, why = policy.contract, policy.why_away
+    values = {
+        'server': policy.url,
+        'mode': 'away' if why else 'connected',
+        'policy': policy.spec.name,
+        'bundle_sha256': contract.bundle_sha256,
+        'backend': contract.backend,
+        'device': contract.device,
+        'precision': contract.precision,
+        'session_id': policy.session_id,
+        'network_ms': policy.network_ms,
+        'reconnects': policy.reconnects,
+    }
+    if why:
+        return StatusItem('server', Level.ERROR, why, values)
+    return StatusItem('server', Level.OK, news or f'connected to {policy.url}', values)
 
 
 def requests(several: str) -> StatusItem:

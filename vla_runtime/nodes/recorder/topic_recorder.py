@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import cv2
 from diagnostic_msgs.msg import DiagnosticArray
 from rcl_interfaces.msg import Log, ParameterEvent
 from rclpy.node import Node
@@ -20,11 +19,16 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.messages.images import content_id, to_rgb
-from vla_runtime.messages.trajectories import stamp_to_ns
+from vla_runtime.messages.jpeg import encode_jpeg
+from vla_runtime.messages.trajectories import (
+    chunk_type,
+    plan_type,
+    stamp_to_ns,
+    typed_messages,
+)
 from vla_runtime.nodes.node_runner import OnError, guarded
 from vla_runtime.nodes.output_types import message_type, require_types
 from vla_runtime.nodes.policy.description import CONTENT, read_description
@@ -118,10 +122,17 @@ class TopicRecorder:
         for output in robot.outputs:
             require_types(robot, output, listens_only=True)
             self._listen(output.command_topic, message_type(output.kind), Offer(depth=1))
-        for topic in ('action_chunk', 'committed_plan'):
-            self._listen(topic, JointTrajectory)
+        if robot.leader is not None:
+            self._listen(robot.leader.topic, JointState, _USUAL, _JOINTS)
+        self._listen('action_chunk', chunk_type())
+        self._listen('committed_plan', plan_type())
+        if (typed := typed_messages()) is not None:
+            self._listen('vla_executor/state', typed.ExecutorState)
+            self._listen('vla_policy/state', typed.PolicyState)
         for topic in ('instruction', 'current_instruction'):
             self._listen(f'vla_policy/{topic}', String, _USUAL_LATCHED, LATCHED)
+        # The robot's shape, for whoever shows the recording.
+        self._listen('robot_description', String, _USUAL_LATCHED, LATCHED)
         for topic in (_REPORT, 'vla_executor/report', 'tabletop/report', '/diagnostics'):
             self._listen(topic, DiagnosticArray)
         self._listen('/parameter_events', ParameterEvent, Offer(depth=1000))
@@ -252,10 +263,9 @@ class TopicRecorder:
 
 
 def _compress(message: Image, encoding: str | None) -> CompressedImage:
-    quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
-    encoded = cv2.imencode('.jpg', to_rgb(message, encoding=encoding)[:, :, ::-1], quality)[1]
+    encoded = encode_jpeg(to_rgb(message, encoding=encoding), JPEG_QUALITY)
     compressed = CompressedImage(header=message.header, format='rgb8; jpeg compressed bgr8')
-    compressed.data = array.array('B', encoded.tobytes())
+    compressed.data = array.array('B', encoded)
     return compressed
 
 

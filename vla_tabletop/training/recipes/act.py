@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_runtime.families.act.declaration import ActDims, StackDims
-from vla_runtime.families.act.networks import Act
-from vla_runtime.families.blocks.dimensions import ResNetDims
-from vla_runtime.families.blocks.resnet import Block, ConvNorm
+from vla_runtime.declarations.act import ActDims, StackDims
+from vla_runtime.family.dimensions import ResNetDims
+from vla_runtime.models.act import Act
+from vla_runtime.models.blocks.resnet import Block, ConvNorm
 from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.world import JOINT_NAMES

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_runtime.families.blocks.dimensions import ResNetDims
-from vla_runtime.families.diffusion.declaration import DiffusionDims, UNetDims
-from vla_runtime.families.diffusion.networks import Diffusion, EncodedVision
+from vla_runtime.declarations.diffusion import DiffusionDims, UNetDims
+from vla_runtime.family.dimensions import ResNetDims
 from vla_runtime.family.noise_schedule import NoiseScheduler
+from vla_runtime.models.diffusion import Diffusion, EncodedVision
 from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.world import JOINT_NAMES

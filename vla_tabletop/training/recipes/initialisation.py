@@ -11,8 +11,8 @@ import math
 import numpy as np
 import torch
 
-from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.blocks.siglip import Siglip
+from vla_runtime.family.dimensions import VisionDims
+from vla_runtime.models.blocks.siglip import Siglip
 
 
 @torch.no_grad()

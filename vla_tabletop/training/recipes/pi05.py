@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_runtime.families.blocks.attention import attend, rotary
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.blocks.gemma import AdaptiveRMSNorm
-from vla_runtime.families.blocks.layers import normalise_rms
-from vla_runtime.families.pi.declaration import PiDims
-from vla_runtime.families.pi.networks import Pi05, PiNetwork
+from vla_runtime.declarations.pi import PiDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
+from vla_runtime.models.blocks.attention import attend, rotary
+from vla_runtime.models.blocks.layers import AdaptiveNorm, normalise_rms
+from vla_runtime.models.pi import Pi05, PiNetwork
 from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.world import JOINT_NAMES
@@ -62,7 +61,7 @@ def initialise(network: Pi05, number_tokens: np.ndarray, generator: torch.Genera
     initialise_numbers(table, number_tokens)
     initialise_patches(network.vision, dims.vision)
     for module in network.modules():
-        if isinstance(module, AdaptiveRMSNorm):
+        if isinstance(module, AdaptiveNorm):
             # scale, shift, gate: with a gate of one an untrained expert is a plain transformer.
             width = module.modulation.out_features // 3
             module.modulation.bias[2 * width :] = 1.0
@@ -84,17 +83,17 @@ def encode_prefix(network: PiNetwork, pixels: Tensor, rows: Mapping[str, Tensor]
     seen = mask[:, None]
     keys, values = [], []
     for block in network.language.layers[:-1]:
-        q, k, v, gate = block.project(x, rotation)
-        x = block.combine(x, attend(q, k, v, seen), gate)
+        q, k, v = block.project(x, rotation)
+        x = block.combine(x, attend(q, k, v, seen))
         keys.append(k)
         values.append(v)
     block = network.language.layers[-1]
-    q, k, v, gate = block.project(x, rotation)
+    q, k, v = block.project(x, rotation)
     every = torch.arange(batch, device=x.device)
     last = mask.shape[1] - tokens.shape[1] + token_mask.sum(dim=1) - 1
     attended = attend(q[every, :, last][:, :, None], k, v, seen)
-    final = block.combine(x[every, last][:, None], attended, gate)
-    final, _ = network.language.norm(final)
+    final = block.combine(x[every, last][:, None], attended)
+    final = network.language.norm(final)
     places = cameras * image_tokens.shape[2]
     images = normalise_rms(x[:, :places]).unflatten(1, (cameras, -1))
     past = {

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.pi0_fast.declaration import Pi0FastDims
-from vla_runtime.families.pi0_fast.networks import Pi0Fast
+from vla_runtime.declarations.pi0_fast import Pi0FastDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
+from vla_runtime.models.pi0_fast import Pi0Fast
 from vla_runtime.processing.prompts import PromptFormat
 from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS

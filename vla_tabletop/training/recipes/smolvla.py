@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.smolvla.dimensions import SmolVlaDims
-from vla_runtime.families.smolvla.networks import SmolVla
+from vla_runtime.declarations.smolvla import SmolVlaDims
+from vla_runtime.family.dimensions import DecoderDims, VisionDims
+from vla_runtime.models.smolvla import SmolVla
 from vla_runtime.processing.prompts import PromptFormat
 from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS

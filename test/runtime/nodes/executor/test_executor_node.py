@@ -13,6 +13,7 @@ from graph import graph
 from tabletop_policy import HORIZON
 from trajectory_msgs.msg import JointTrajectory
 
+from vla_runtime.messages.trajectories import message_to_plan, plan_type
 from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.nodes.graph_faults import other_publishers, several_publishers
 
@@ -44,7 +45,7 @@ def test_nothing_is_commanded_before_start_and_then_the_measured_position(bench)
 
 def test_an_empty_plan_asks_first_and_the_chunk_is_executed(bench):
     bench.start()
-    assert not bench.arm.plans[0].points
+    assert not len(message_to_plan(bench.arm.plans[0]).rows)
     before = bench.arm.positions.copy()
     bench.arm.answer(0)
     bench.wait_for_status('the end of its steps', lambda s: s['reason'] == 'starved')
@@ -68,7 +69,8 @@ def test_an_empty_plan_asks_first_and_the_chunk_is_executed(bench):
         ('ensemble_decay', -1.0, 'Min: 0'),
         ('use_sim_time', True, 'deactivate it first'),
         ('max_overrun_steps', HORIZON + 1, f'a chunk has only {HORIZON} steps'),
-        ('request_timeout_s', 2, 'DOUBLE'),
+        # rclpy's words; Kilted's name the types by number.
+        ('request_timeout_s', 2, 'Wrong parameter type, expected'),
     ],
 )
 def test_a_value_that_cannot_be_taken_is_refused_with_the_reason(bench, name, value, said):
@@ -151,15 +153,15 @@ def test_deactivation_sends_the_hold_last_and_then_nothing(bench):
 
 def test_reset_begins_an_episode_that_the_next_request_names(bench):
     bench.start()
-    episode = bench.arm.plans[-1].header.frame_id
+    episode = message_to_plan(bench.arm.plans[-1]).episode
     response = bench.call('reset')
     assert response.success
     bench.graph.wait_for(
-        lambda: bench.arm.plans[-1].header.frame_id != episode, 'a request of the new episode'
+        lambda: message_to_plan(bench.arm.plans[-1]).episode != episode,
+        'a request of the new episode',
     )
     # A chunk of the old one is refused.
-    old = int(episode.split('episode=')[1].split()[0])
-    bench.arm.answer(0, episode=old)
+    bench.arm.answer(0, episode=episode)
     bench.wait_for_status('the refusal', lambda s: s.get('refused.other_episode') == '1', 'chunks')
 
 
@@ -197,6 +199,8 @@ def test_a_live_parameter_is_in_force_and_in_each_report_from_the_next_seam_on(b
     bench.start()
     seam = bench.next_seam(0)
     live = {f'parameter.{row.name}' for row in EXECUTOR_PARAMETERS if not row.read_only}
+    # It is of the node, and says nothing about a plan.
+    live.remove('parameter.episode_time_limit_s')
     assert live == {key for key in seam if key.startswith('parameter.')}
     assert (seam['parameter.blend_steps'], seam['parameter.interpolation']) == ('4', 'cubic')
     assert bench.graph.set_parameter(bench.node, 'blend_steps', 2).successful
@@ -210,7 +214,7 @@ def test_a_live_parameter_is_in_force_and_in_each_report_from_the_next_seam_on(b
 def test_a_second_executor_is_an_error_while_it_runs_and_keeps_it_from_starting(bench):
     node = bench.graph.node
     bench.start()
-    rival = node.create_publisher(JointTrajectory, 'committed_plan', 1)
+    rival = node.create_publisher(plan_type(), 'committed_plan', 1)
     named = f'/{node.get_name()};'
     try:
         # Its name may be discovered after its publisher.

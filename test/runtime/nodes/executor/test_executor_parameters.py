@@ -17,7 +17,7 @@ from vla_runtime.nodes.parameter_table import ParameterError
 
 CONFIG = ROOT / 'config' / 'executor.yaml'
 DEFAULTS = {row.name: row.default for row in EXECUTOR_PARAMETERS}
-GIVEN_ELSEWHERE = {'bundle', 'robot'}
+GIVEN_ELSEWHERE = {'bundle', 'server', 'robot'}
 
 
 def test_the_shipped_file_names_every_parameter_and_its_default():

@@ -25,15 +25,16 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 from tabletop_policy import write_tabletop_policy
 from thorough import thorough_but
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.messages.trajectories import (
+    chunk_type,
     message_to_chunk,
     message_to_plan,
     ns_to_stamp,
+    plan_type,
     stamp_to_ns,
 )
 from vla_runtime.recording.bag_reader import BagReader
@@ -79,8 +80,8 @@ class Scene:
         self._random = np.random.default_rng(0)
         self._instruction = made.node.create_publisher(String, f'{POLICY}/instruction', LATCHED)
         for message_type, topic, call in (
-            (JointTrajectory, 'committed_plan', self._on_plan),
-            (JointTrajectory, 'action_chunk', self._on_chunk),
+            (plan_type(), 'committed_plan', self._on_plan),
+            (chunk_type(), 'action_chunk', self._on_chunk),
             (DiagnosticArray, f'{POLICY}/report', self._on_report),
             (DiagnosticArray, '/diagnostics', self._on_diagnostics),
         ):
@@ -153,12 +154,12 @@ class Scene:
             image.data = array.array('B', pixels.tobytes())
             publisher.publish(image)
 
-    def _on_plan(self, message: JointTrajectory) -> None:
+    def _on_plan(self, message: Any) -> None:
         request = message_to_plan(message).request
         assert request is not None
         self.said.append(request)
 
-    def _on_chunk(self, message: JointTrajectory) -> None:
+    def _on_chunk(self, message: Any) -> None:
         self.said.append(message_to_chunk(message)[1])
 
     def _on_report(self, message: DiagnosticArray) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from paths import ROOT
@@ -14,6 +15,7 @@ from tiny_robot import write_robot
 from vla_runtime.bundle.success import spec_identity
 from vla_runtime.nodes.policy.description import (
     DescriptionError,
+    Run,
     describe,
     find_description,
     read_description,
@@ -21,24 +23,24 @@ from vla_runtime.nodes.policy.description import (
 from vla_runtime.robot.file import load_robot
 from vla_runtime.robot.match import match_robot
 
-GIVEN = {
-    'bundle': '/bundles/tiny',
-    'backend': 'torch',
-    'device': 'cpu',
-    'precision': 'float32',
-    'use_cuda_graphs': True,
-    'triton': 'on',
-}
+RUN = Run(
+    bundle='/bundles/tiny',
+    backend='torch',
+    device='cpu',
+    precision='float32',
+    use_cuda_graphs=True,
+    triton='on',
+    threads=2,
+)
 
 
-def written(tmp_path) -> str:
+def written(tmp_path, run: Run = RUN) -> str:
     spec, robot = tiny_spec(), load_robot(write_robot(tmp_path / 'tiny.yaml'))
     return describe(
         spec,
         robot,
         match_robot(robot, spec, 'tiny'),
-        GIVEN,
-        threads=2,
+        run,
         topic_name=lambda topic: f'/ns/{topic}',
     )
 
@@ -46,6 +48,14 @@ def written(tmp_path) -> str:
 def test_the_same_policy_has_the_same_description(tmp_path):
     assert written(tmp_path) == written(tmp_path)
     assert 'load_1min' not in read_description(written(tmp_path)).machine
+
+
+def test_a_server_is_named_with_its_own_machine(tmp_path):
+    there = {'versions': {'torch': '9'}, 'machine': {'cpu': 'another'}, 'jpeg_quality': 80}
+    found = read_description(written(tmp_path, replace(RUN, server='ws://box:8000', **there)))
+    assert (found.server, found.jpeg_quality) == ('ws://box:8000', 80)
+    assert (found.versions, found.machine) == (there['versions'], there['machine'])
+    assert read_description(written(tmp_path)).server == ''
 
 
 def test_it_comes_back(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,9 +13,8 @@ from graph import Graph, Process, graph
 from thorough import thorough_but
 from tiny_policy import tiny_spec, write_tiny_policy
 from tiny_robot import JOINTS, STEP_TIME_S, Drivers, write_robot
-from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.messages.trajectories import message_to_chunk, plan_to_message
+from vla_runtime.messages.trajectories import chunk_type, message_to_chunk, plan_to_message
 from vla_runtime.types import PlanRequest
 
 pytestmark = pytest.mark.graph
@@ -39,7 +38,7 @@ def test_a_request_whose_inference_failed_is_answered_when_it_is_repeated(
 ):
     with graph() as made:
         drivers = Drivers(made)
-        chunks = made.collect(JointTrajectory, '/action_chunk')
+        chunks = made.collect(chunk_type(), '/action_chunk')
         node = start_failing(made, tmp_path, monkeypatch, fails)
 
         def repeat() -> None:
@@ -69,7 +68,7 @@ def test_a_request_whose_inference_failed_is_answered_when_it_is_repeated(
 class Asked(NamedTuple):
     made: Graph
     node: Process
-    chunks: list[JointTrajectory]
+    chunks: list[Any]
     ask: Callable[[], None]
 
 
@@ -78,7 +77,7 @@ def asked(folder: Path, monkeypatch, fails: str) -> Iterator[Asked]:
     """A failing node, and what sends it frames and a new request."""
     with graph() as made:
         drivers = Drivers(made)
-        chunks = made.collect(JointTrajectory, '/action_chunk')
+        chunks = made.collect(chunk_type(), '/action_chunk')
         node = start_failing(made, folder, monkeypatch, fails)
 
         def ask() -> None:

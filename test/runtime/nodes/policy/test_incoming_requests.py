@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,10 @@ def next_number(incoming: IncomingRequests) -> int | None:
     return None if request is None else request.request
 
 
+def values_of(one: Any) -> tuple[Any, ...]:
+    return tuple(getattr(one, field.name) for field in fields(one))
+
+
 def test_repeat_of_a_waiting_request_brings_its_plan_and_keeps_its_arrival() -> None:
     incoming = IncomingRequests()
     first = received(incoming, 1, 5)
@@ -47,7 +52,8 @@ def test_repeat_of_a_waiting_request_brings_its_plan_and_keeps_its_arrival() -> 
     incoming.wait(first)
     newer = plan(1)
     repeat = incoming.receive(newer, 100 * MS)
-    assert repeat == replace(newer, arrived_ns=5)
+    # Arrays make two of them incomparable from Python 3.13 on.
+    assert values_of(repeat) == values_of(replace(newer, arrived_ns=5))
     assert incoming.superseded == 0
 
 

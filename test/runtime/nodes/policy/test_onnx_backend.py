@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +11,11 @@ from diagnostic_msgs.msg import DiagnosticArray
 from graph import Graph, graph
 from tiny_policy import tiny_spec, write_tiny_policy
 from tiny_robot import Drivers, write_robot
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.cli.main import main
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.messages.diagnostics import values_of
-from vla_runtime.messages.trajectories import message_to_chunk
+from vla_runtime.messages.trajectories import chunk_type, message_to_chunk
 from vla_runtime.policy import Policy
 
 pytestmark = pytest.mark.graph
@@ -47,13 +47,13 @@ def start(made, bundle, *arguments, backend='onnxruntime'):
 
 def begin(
     made: Graph, bundle: Path, backend: str = 'onnxruntime'
-) -> tuple[Drivers, list[JointTrajectory], list[DiagnosticArray]]:
+) -> tuple[Drivers, list[Any], list[DiagnosticArray]]:
     """Start a policy node and activate it; its sources, and lists of its chunks and reports."""
     start(made, bundle, backend=backend)
     drivers = Drivers(made)
     # A joint state may be lost on its way: what lies between two others must not depend on it.
     drivers.moving = False
-    chunks = made.collect(JointTrajectory, '/action_chunk')
+    chunks = made.collect(chunk_type(), '/action_chunk')
     reports = made.collect(DiagnosticArray, f'{NODE}/report')
     assert made.transition(NODE, 'configure')
     assert made.transition(NODE, 'activate')

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.graph
 
 FAMILIES = (
     *('pi0', 'evo1', 'groot_n15', 'groot_n16', 'bitvla', 'diffusion', 'multi_task_dit'),
-    *('multi_task_dit_flow', 'openvla_oft'),
+    *('multi_task_dit_flow', 'openvla_oft', 'xvla', 'vla_jepa'),
 )
 
 

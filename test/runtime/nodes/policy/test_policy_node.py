@@ -16,10 +16,16 @@ from rosgraph_msgs.msg import Clock
 from std_srvs.srv import Trigger
 from tiny_policy import JOINTS, tiny_spec, write_tiny_policy
 from tiny_robot import ROBOT, STEP_TIME_S, Drivers, write_robot
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.diagnostics import values_of
-from vla_runtime.messages.trajectories import message_to_chunk, ns_to_stamp, stamp_to_ns
+from vla_runtime.messages.trajectories import (
+    chunk_type,
+    message_to_chunk,
+    ns_to_stamp,
+    plan_type,
+    stamp_to_ns,
+    trajectory_of,
+)
 from vla_runtime.nodes.parameter_table import COULD_NOT_START
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan
@@ -69,7 +75,7 @@ class Executor:
         self.graph = made
         self.node = f'{namespace}{NODE}'
         self.drivers = Drivers(made, namespace)
-        self.chunks = made.collect(JointTrajectory, f'{namespace}/action_chunk')
+        self.chunks = made.collect(chunk_type(), f'{namespace}/action_chunk')
         self.reports = made.collect(DiagnosticArray, f'{self.node}/report')
         self.diagnostics = made.collect(DiagnosticArray, '/diagnostics')
 
@@ -147,7 +153,7 @@ def aligned(executor, report, rows, certain):
     """
     if report['plan_rows'] == '0':
         return None
-    step_ns, horizon = round(STEP_TIME_S * 1e9), tiny_spec().horizon
+    step_ns, horizon = round(STEP_TIME_S * 1e9), tiny_spec().real_horizon
     over = (int(report['stamp_ns']) - executor.drivers.asked_ns) // step_ns
     seen = [rows[max(0, over + i)] for i in range(horizon) if over + i < len(rows)]
     delay = min(max(0, certain - over), len(seen))
@@ -246,7 +252,7 @@ def test_fault_stops_inference_and_is_named_until_it_is_mended(executor, fault):
         lambda: len(executor.chunks) > count, 'recovery', meanwhile=executor.drivers
     )
     # Nothing was inferred from what came before the fault was mended.
-    assert stamp_to_ns(executor.chunks[count].header.stamp) >= mended_ns
+    assert stamp_to_ns(trajectory_of(executor.chunks[count]).header.stamp) >= mended_ns
 
 
 def test_limits_of_the_synchroniser_are_live(executor):
@@ -265,7 +271,7 @@ def test_plan_of_another_robot_is_refused_by_name(executor):
 
 def test_a_second_node_that_asks_is_warned_of_by_name(executor):
     node = executor.graph.node
-    second = node.create_publisher(JointTrajectory, 'committed_plan', 1)
+    second = node.create_publisher(plan_type(), 'committed_plan', 1)
     status = executor.wait_for_status('requests', '2 publishers', 'the warning')
     assert status.level == status.WARN
     name = f'/{node.get_name()}'
@@ -453,7 +459,7 @@ def test_paused_clock_stops_inference(bundle, robot):
             executor.drivers.request()
 
         def newest_ns():
-            return stamp_to_ns(executor.chunks[-1].header.stamp)
+            return stamp_to_ns(trajectory_of(executor.chunks[-1]).header.stamp)
 
         # The first chunk may be of the last frames: a tick of the clock may overtake new ones.
         made.wait_for(lambda: newest_ns() > paused_ns, 'a chunk of new frames', meanwhile=go_on)

@@ -96,7 +96,7 @@ def test_no_chunk_is_tied_unless_real_time_chunking_is_on_whatever_the_mode():
 
 def test_the_config_file_has_every_parameter():
     given = yaml.safe_load((ROOT / 'config' / 'policy.yaml').read_text())['/**']['ros__parameters']
-    assert set(given) == set(DEFAULTS) - {'bundle', 'robot', 'backend'}
+    assert set(given) == set(DEFAULTS) - {'bundle', 'server', 'robot', 'backend'}
 
 
 # ---------------------------------------------------------------- from the texts of a report

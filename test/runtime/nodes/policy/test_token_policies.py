@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from test_onnx_backend import NODE, TASK, start
 from tiny_policy import CAMERAS, tiny_spec, tiny_statistics, write_tiny_policy
 from tiny_robot import Drivers
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.schema import WEIGHTS_FILE, ImageSpec
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
-from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER
+from vla_runtime.declarations.pi0_fast import ACTION_TOKENIZER
 from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.trajectories import chunk_type
 from vla_runtime.processing.prompts import PromptFormat
 
 pytestmark = pytest.mark.graph
@@ -38,7 +38,7 @@ def test_packed_chunks_of_one_action_are_refused_with_the_remedy(tmp_path):
         assert not changed.successful and "use 'latency'" in changed.reason
         assert made.transition(NODE, 'activate')
         drivers = Drivers(made)
-        chunks = made.collect(JointTrajectory, '/action_chunk')
+        chunks = made.collect(chunk_type(), '/action_chunk')
         drivers.instruct(TASK)
         drivers.request()
         made.wait_for(lambda: chunks, 'an answer alone', meanwhile=drivers)
@@ -79,7 +79,7 @@ def test_a_malformed_stream_is_no_chunk_and_the_reason_is_said(tmp_path):
     with graph() as made:
         node = start(made, bundle, backend='torch')
         drivers = Drivers(made)
-        chunks = made.collect(JointTrajectory, '/action_chunk')
+        chunks = made.collect(chunk_type(), '/action_chunk')
         status = made.collect(DiagnosticArray, '/diagnostics')
         assert made.transition(NODE, 'configure')
         assert made.transition(NODE, 'activate')

@@ -19,11 +19,11 @@ from std_srvs.srv import Trigger
 from thorough import thorough_but
 from tiny_policy import CAMERAS, tiny_spec, two_frames_spec, write_tiny_policy
 from tiny_robot import ROBOT, Drivers, write_robot
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.messages.diagnostics import values_of
-from vla_runtime.nodes.policy.description import describe
+from vla_runtime.messages.trajectories import chunk_type
+from vla_runtime.nodes.policy.description import Run, describe
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.storage_file import header_stamp_ns
 from vla_runtime.robot.file import load_robot
@@ -66,7 +66,7 @@ class Bench:
             *('--ros-args', *policy, *limits, '-p', 'torch_threads:=1'),
         )
         self.drivers = Drivers(made)
-        self.chunks = made.collect(JointTrajectory, '/action_chunk')
+        self.chunks = made.collect(chunk_type(), '/action_chunk')
         self.diagnostics = made.collect(DiagnosticArray, '/diagnostics')
         assert made.transition(NODE, 'configure')
         assert made.transition(NODE, 'activate')
@@ -219,13 +219,12 @@ def test_a_report_may_come_before_the_description_that_tells_its_cameras(robot, 
     """Topics have no order among each other. Here the policy node is the test's own."""
     bundle = write_tiny_policy(tmp_path / 'n17', two_frames_spec())
     spec, loaded = read_bundle(bundle).spec, load_robot(robot)
-    given = {'bundle': str(bundle), 'backend': 'torch', 'device': 'cpu', 'precision': 'float32'}
+    run = Run(str(bundle), 'torch', 'cpu', 'float32', use_cuda_graphs=True, triton='off', threads=1)
     text = describe(
         spec,
         loaded,
         match_robot(loaded, spec, bundle),
-        {**given, 'use_cuda_graphs': True, 'triton': 'off'},
-        threads=1,
+        run,
         topic_name=lambda topic: f'/{topic}',
     )
     folder = tmp_path / 'bag'

@@ -1,0 +1,76 @@
+"""Names of videos, and of parts of state and actions, on NVIDIA's wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vla_runtime.bundle.schema import BundleSpec
+from vla_tools.serve.request_keys import KeysFile
+
+_TASK = 'annotation.human.task_description'
+
+
+@dataclass(frozen=True)
+class Modalities:
+    """Names under which clients send and get the numbers of a bundle.
+
+    Attributes:
+        videos: name to camera.
+        state, actions: name to the columns of the bundle's state and actions.
+    """
+
+    videos: Mapping[str, str]
+    state: Mapping[str, tuple[int, ...]]
+    actions: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, spec: BundleSpec, file: KeysFile | None) -> Modalities:
+        """Read them off a bundle and a file of keys.
+
+        Without groups in the file all numbers have the names `state` and `action`.
+
+        Raises:
+            ValueError: groups that leave out a name, or have one twice.
+        """
+        file = file or KeysFile()
+        cameras = [camera.name for camera in spec.cameras if camera.present]
+        mapped = {
+            key.removeprefix('video/'): camera
+            for key, camera in file.images.items()
+            if key.startswith('video/')
+        }
+        return cls(
+            {**{name: name for name in cameras}, **mapped},
+            _columns(file.groups, spec.state_names, 'state'),
+            _columns(file.groups, spec.action_names, 'action'),
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Return the reply to `get_modality_config`: names, and the steps of each."""
+        named = {'video': self.videos, 'state': self.state, 'action': self.actions}
+        found = {
+            kind: {'modality_keys': list(names), 'delta_indices': [0]}
+            for kind, names in named.items()
+        }
+        return {**found, 'language': {'modality_keys': [_TASK], 'delta_indices': [0]}}
+
+
+def _columns(
+    groups: Mapping[str, str], names: tuple[str, ...], whole: str
+) -> dict[str, tuple[int, ...]]:
+    found = {
+        group: tuple(names.index(name) for name in words.replace(',', ' ').split())
+        for group, words in groups.items()
+        if set(words.replace(',', ' ').split()) <= set(names)
+    }
+    if not groups:
+        return {whole: tuple(range(len(names)))}
+    if sorted(column for columns in found.values() for column in columns) != list(
+        range(len(names))
+    ):
+        raise ValueError(
+            f"groups: do not have each of the policy's {whole} names once: {', '.join(names)}"
+        )
+    return found
