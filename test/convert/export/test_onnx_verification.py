@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from int8_bundles import OBSERVATIONS
+from int8_bundles import OBSERVATIONS, needs_int8
 from onnx_bundles import (  # noqa: F401
     copy_bundle,
     make_exports_once,
@@ -92,7 +92,9 @@ def test_errors_of_actions_are_those_of_the_robots_joints(tmp_path):
     assert min(found.values()) > 0
 
 
-@pytest.mark.parametrize('precision', ['float32', 'int8', 'fp8', 'nvfp4'])
+@pytest.mark.parametrize(
+    'precision', ['float32', pytest.param('int8', marks=needs_int8), 'fp8', 'nvfp4']
+)
 @pytest.mark.parametrize('number', [np.nan, np.inf])
 def test_a_weight_that_is_not_finite_is_named_before_anything_is_compared(
     tmp_path, precision, number

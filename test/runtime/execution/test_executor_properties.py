@@ -166,8 +166,7 @@ class AnythingGoes(RuleBasedStateMachine):
         """Let time pass and tick; the last command came `dt_s` before, if not a tick before."""
         self.now_s += gap_ns * 1e-9
         self.ros_ns += gap_ns + jump_ns
-        # A time that comes twice was, from now on, the second time.
-        self.seen = [seen for seen in self.seen if seen.ros_ns < self.ros_ns]
+        self.forget_this_time()
         if self.state_arrives:
             self.state_comes()
         if self.leader_speaks:
@@ -207,6 +206,10 @@ class AnythingGoes(RuleBasedStateMachine):
             self.refused_ns = None
             self.seen = []
         self.seen.append(Observed(self.ros_ns, self.executor.status().step, self.executor.episode))
+
+    def forget_this_time(self) -> None:
+        """A time that comes twice was, from now on, the second time."""
+        self.seen = [seen for seen in self.seen if seen.ros_ns < self.ros_ns]
 
     def state_comes(self) -> None:
         """A reading comes, and is taken, dropped as too old, or refused as impossible."""
@@ -644,6 +647,7 @@ class AnythingGoes(RuleBasedStateMachine):
         self.velocity = np.zeros(3)
         self.remember(last)
         # The step that was begun is over: what is seen from now on is of the next one.
+        self.forget_this_time()
         step = self.executor.status().step
         self.seen.append(Observed(self.ros_ns, step, self.executor.episode))
 

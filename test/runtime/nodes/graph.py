@@ -108,6 +108,16 @@ class Graph:
             with self._changed:
                 self._changed.notify_all()
 
+    def in_spin(self, call: Callable[[], Any]) -> Any:
+        """Make a call in the thread that spins the node; return what it returns.
+
+        A goal that is sent beside that thread may be answered before rclpy's action client has
+        written down that it was sent, and such an answer is thrown away.
+        """
+        made = self._executor.create_task(call)
+        self.wait_for(made.done, 'a call in the spinning thread')
+        return made.result()
+
     def wait_for(
         self,
         condition: Callable[[], Any],

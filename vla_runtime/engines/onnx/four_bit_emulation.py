@@ -11,6 +11,9 @@ from vla_runtime.engines.onnx.session import read_graph
 if TYPE_CHECKING:
     import onnx
 
+# ONNX's operators since which `QuantizeLinear` is told its type, and those that have `Attention`.
+_ROUNDING_OPSET, _ATTENTION_OPSET = 21, 23
+
 
 def emulated(path: Path) -> bytes | None:
     """Read a graph, and return it without 4-bit numbers; None where it has none.
@@ -62,9 +65,13 @@ class _Emulation:
         kept = [item for name, item in self._constants.items() if name in read]
         del self._graph.initializer[:], self._graph.value_info[:]
         self._graph.initializer.extend(kept)
-        own = [item for item in self._model.opset_import if item.domain in ('', 'ai.onnx')]
         del self._model.opset_import[:]
-        self._model.opset_import.extend(own)
+        self._model.opset_import.append(self._helper.make_opsetid('', self._opset()))
+
+    def _opset(self) -> int:
+        """The oldest operators that do: ONNX Runtime 1.23 cannot round to 8 bits by those of 23."""
+        fused = any(node.op_type == 'Attention' for node in self._nodes)
+        return _ATTENTION_OPSET if fused else _ROUNDING_OPSET
 
     def _round(self, node: onnx.NodeProto) -> None:
         """Compute numbers in units of their block's scale (-1, 16), and the scales (-1, 1)."""

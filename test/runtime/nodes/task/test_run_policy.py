@@ -41,9 +41,8 @@ PATIENT = ('-p', 'max_state_age_s:=2.0', '-p', 'tick_timeout_s:=1.0', '-p', 'clo
 class Sent:
     """A goal that was accepted, what is fed back, and its result."""
 
-    def __init__(self, handle: Any, feedback: list[Any]) -> None:
-        self.handle, self.feedback = handle, feedback
-        self.future = handle.get_result_async()
+    def __init__(self, handle: Any, feedback: list[Any], future: Any) -> None:
+        self.handle, self.feedback, self.future = handle, feedback, future
 
     @property
     def phases(self) -> list[str]:
@@ -115,12 +114,14 @@ class Robot:
         goal = self._action.Goal(instruction=instruction, **fields)
         goal.time_limit.sec = time_limit_s
         feedback: list[Any] = []
-        future = self._client.send_goal_async(
-            goal, feedback_callback=lambda message: feedback.append(message.feedback)
+        future = self.graph.in_spin(
+            lambda: self._client.send_goal_async(
+                goal, feedback_callback=lambda message: feedback.append(message.feedback)
+            )
         )
         handle = self.graph.wait_for(lambda: future.result() if future.done() else None, 'a goal')
         assert handle.accepted
-        return Sent(handle, feedback)
+        return Sent(handle, feedback, self.graph.in_spin(handle.get_result_async))
 
     def run(self, instruction: str, **goal: Any) -> Sent:
         """Send a goal and wait until it moves the robot."""

@@ -162,9 +162,11 @@ class Client:
 
     def send(self, **goal: Any) -> Sent:
         feedback: list[Any] = []
-        future = self._client.send_goal_async(
-            self._action.Goal(**goal),
-            feedback_callback=lambda message: feedback.append(message.feedback),
+        future = self.graph.in_spin(
+            lambda: self._client.send_goal_async(
+                self._action.Goal(**goal),
+                feedback_callback=lambda message: feedback.append(message.feedback),
+            )
         )
         handle = self.graph.wait_for(lambda: future.result() if future.done() else None, 'a goal')
         assert handle.accepted
@@ -186,7 +188,7 @@ class Sent:
 
     def __init__(self, client: Client, handle: Any, feedback: list[Any]) -> None:
         self.client, self.handle, self.feedback = client, handle, feedback
-        self._future = handle.get_result_async()
+        self._future = client.graph.in_spin(handle.get_result_async)
 
     @property
     def over(self) -> bool:
