@@ -128,6 +128,10 @@ def _silence(node: Node, stream: Stream, what: str) -> Finding:
     if why := why_silent(node, stream.topic, stream.kind, stream.qos, near):
         where = _FIELDS[type(stream.source)]
         mend = f'mend topic, type or reliability in {where} of the robot file, or start the driver'
+        leads = isinstance(stream.source, RobotLeader | LeaderButton)
+        if leads and not node.count_publishers(stream.topic):
+            # Leaders are plugged in when they are needed.
+            return note(AREA, what, f'{stream.topic}: {why}: nobody can take over by it', mend)
         return problem(AREA, what, f'{stream.topic}: {why}', mend)
     names = describe_publishers(node, publisher_names(node, stream.topic, 0))
     text = f'{stream.topic}: nothing comes, though {names} publishes'

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ from vla_runtime.types import PlanRequest
 _EXECUTOR_ASKS_S = 2.0
 _USUAL_TIMEOUT_S = 10.0
 _LOOK_S = 0.02
+# A request that was given up may be answered late; more of them are not under way at once.
+_MOST_GIVEN_UP = 8
 
 
 @dataclass
@@ -81,6 +84,8 @@ class TypedInterface:
         self._typed: Any = typed_messages()
         self._lock = threading.Lock()
         self._wanted: list[_Wanted] = []
+        # Moments (ns) of requests whose callers were told that it takes too long.
+        self._given_up: deque[int] = deque(maxlen=_MOST_GIVEN_UP)
         # Until then (steady) an executor counts as one that drives.
         self._drives_until_s = -math.inf
         self._newest = -1, math.nan, math.nan
@@ -108,15 +113,19 @@ class TypedInterface:
         self._drive_for(0.0)
 
     def takes(self, answer: Answer) -> bool:
-        """Return whether an answer is of a service's call, and no executor's; in any thread."""
+        """Return whether an answer is of a service's call, and no executor's; in any thread.
+
+        One that comes after its call was told that it takes too long is nobody's.
+        """
         with self._lock:
             wanted = self._of(answer.request)
             if wanted is not None:
                 wanted.chunk = chunk_to_message(answer.chunk, answer.header)
-        if wanted is None:
-            chunk = answer.chunk
-            self._drive_for(len(chunk.actions) * chunk.step_time_s)
-        return wanted is not None
+            late = answer.request.request is None and answer.request.stamp_ns in self._given_up
+        if wanted is not None or late:
+            return True
+        self._drive_for(len(answer.chunk.actions) * answer.chunk.step_time_s)
+        return False
 
     def _drive_for(self, seconds: float) -> None:
         until_s = time.monotonic() + seconds + _EXECUTOR_ASKS_S
@@ -185,6 +194,8 @@ class TypedInterface:
                 if wanted.chunk is None and not wanted.error and not late:
                     return False
                 self._wanted.remove(wanted)
+                if wanted.chunk is None and not wanted.error:
+                    self._given_up.append(wanted.request.stamp_ns)
             if wanted.chunk is not None:
                 response.success, response.chunk = True, wanted.chunk
             else:

@@ -145,11 +145,12 @@ def test_a_camera_without_a_publisher_is_found(sick) -> None:
     assert '/sick/gone/image' in text and '/sick/' in text.partition('published near')[2]
 
 
-def test_a_leader_and_its_button_without_a_publisher_are_found(sick) -> None:
-    (leader,) = problems(sick, 'leader')
-    assert '/sick/leeder/joint_states: no node publishes it' in leader
-    (button,) = problems(sick, 'leader button')
-    assert '/sick/leeder/joy: no node publishes it' in button and 'leader.button' in button
+def test_a_leader_and_its_button_without_a_publisher_are_notes(sick) -> None:
+    told = {one['what']: one for one in sick if one['what'].startswith('leader')}
+    assert {one['level'] for one in told.values()} == {'note'}
+    assert '/sick/leeder/joint_states: no node publishes it' in told['leader']['text']
+    assert '/sick/leeder/joy: no node publishes it' in told['leader button']['text']
+    assert 'leader.button' in told['leader button']['mend']
 
 
 def test_a_driver_without_the_profile_for_large_images_is_found(sick) -> None:

@@ -132,6 +132,34 @@ def test_an_executor_keeps_others_out_while_its_chunk_lasts_and_its_task_stays(
     assert '~/stop' not in message() and said == [TASK]
 
 
+def test_a_chunk_that_comes_after_its_call_was_given_up_is_no_executors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 1000.0
+    asked = SimpleNamespace(request=None, stamp_ns=5)
+    monkeypatch.setattr(typed_interface, 'typed_messages', lambda: None)
+    monkeypatch.setattr(typed_interface, 'time', SimpleNamespace(monotonic=lambda: now_s))
+    typed = typed_interface.TypedInterface(
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        lambda where, error: None,
+        request_chunk=lambda: asked,  # type: ignore[arg-type, return-value]
+        missing=list,
+        active=lambda: True,
+    )
+    request = SimpleNamespace(instruction='', timeout=SimpleNamespace(sec=1, nanosec=0))
+    response = SimpleNamespace(message='', success=False)
+    complete = typed._on_get_chunk(request, response)
+    assert not complete()
+    now_s += 1.5
+    assert complete() and response.message and not response.success
+    chunk = SimpleNamespace(actions=np.zeros((100, 1)), step_time_s=0.5)
+    assert typed.takes(SimpleNamespace(request=asked, chunk=chunk))  # type: ignore[arg-type]
+    # Another request of the same moment has a number, and is an executor's.
+    numbered = SimpleNamespace(request=7, stamp_ns=5)
+    assert not typed.takes(SimpleNamespace(request=numbered, chunk=chunk))  # type: ignore[arg-type]
+
+
 def test_why_there_is_no_chunk_is_the_answer_after_the_time_out(running: Running) -> None:
     running.wait_for_chunk()
     running.drivers.silent.add('top')
