@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -93,6 +93,20 @@ class Observation:
 
 # A message carries whole nanoseconds, and a file few digits.
 _STEP_TIME_SLACK_S = 1e-6
+_LATER = 'later'
+
+
+def later(default: Any) -> Any:
+    """Declare a field of policy.yaml that bundles of older releases lack.
+
+    With its default it is no part of a bundle's identity, which recordings and receipts name.
+    """
+    return field(default=default, metadata={_LATER: True})
+
+
+def is_left_out(one: Field[Any], value: Any) -> bool:
+    """Whether a bundle's identity leaves a field out: declared `later`, and at its default."""
+    return _LATER in one.metadata and bool(value == one.default)
 
 
 def same_step_time(a_s: float, b_s: float) -> bool:

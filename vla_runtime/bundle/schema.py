@@ -21,6 +21,7 @@ from vla_runtime.types import (
     PoseDelta,
     PoseFrame,
     RotationForm,
+    later,
 )
 
 FORMAT = 1
@@ -72,8 +73,8 @@ class CameraSpec:
 
     name: str
     present: bool = True
-    frame_of: str | None = None
-    steps_ago: int | None = None
+    frame_of: str | None = later(None)
+    steps_ago: int | None = later(None)
 
 
 def earlier_name(camera: str, steps_ago: int) -> str:
@@ -98,10 +99,10 @@ class CropSpec:
 
     edge: int
     fraction: float
-    fraction_across: float | None = None
-    size: tuple[int, int] | None = None
+    fraction_across: float | None = later(None)
+    size: tuple[int, int] | None = later(None)
     last: LastResample | None = None
-    letterbox: bool = False
+    letterbox: bool = later(False)
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,10 @@ class ImageSpec:
 
     padding: ImagePadding
     resample: ImageResample
-    crop: CropSpec | None = None
-    bars: float | None = None
-    fill: tuple[int, int, int] | None = None
-    averaged: tuple[int, int] | None = None
+    crop: CropSpec | None = later(None)
+    bars: float | None = later(None)
+    fill: tuple[int, int, int] | None = later(None)
+    averaged: tuple[int, int] | None = later(None)
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class ActionSpec:
     unit: Unit
     kind: ActionKind
     relative_to: str | None = None
-    switch: SwitchSpec | None = None
+    switch: SwitchSpec | None = later(None)
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class PoseSpec:
     euler_axes: str | None = None
     state_position: tuple[str, ...] = ()
     state_rotation: tuple[str, ...] = ()
-    delta_from: PoseDelta = 'chunk'
+    delta_from: PoseDelta = later('chunk')
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -216,8 +217,8 @@ class NormalisationSpec:
 
     state: NormaliserKind
     actions: NormaliserKind
-    images: NormaliserKind | None = None
-    angles: tuple[tuple[str, ...], ...] = ()
+    images: NormaliserKind | None = later(None)
+    angles: tuple[tuple[str, ...], ...] = later(())
 
 
 @dataclass(frozen=True)
@@ -265,11 +266,11 @@ class BundleSpec:
     normalisation: NormalisationSpec
     tokenizer: str | None = field(default=None, kw_only=True)
     poses: tuple[PoseSpec, ...] = ()
-    joint_space: JointSpaceName | None = None
-    joint_frame: JointFrame | None = None
+    joint_space: JointSpaceName | None = later(None)
+    joint_frame: JointFrame | None = later(None)
     trained_delay_steps: int = 0
-    student_steps: tuple[int, ...] = ()
-    flow_times: FlowTimes | None = None
+    student_steps: tuple[int, ...] = later(())
+    flow_times: FlowTimes | None = later(None)
     rename_map: Mapping[str, str] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)

@@ -12,15 +12,15 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, cast
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import Any
 
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.schema import VERIFICATION_FILE, BundleSpec
 from vla_runtime.bundle.writer import seal
-from vla_runtime.family.declaration import LATER
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.json_file import JsonMapping, read_json
+from vla_runtime.types import is_left_out
 
 # --- Identity of a bundle: one SHA-256 over everything that its output depends on
 
@@ -28,57 +28,23 @@ from vla_runtime.files.json_file import JsonMapping, read_json
 def spec_identity(spec: BundleSpec) -> str:
     """Return the SHA-256 of a bundle's policy.yaml and files, without what changes no output."""
     files = {name: sha for name, sha in spec.files.items() if name != VERIFICATION_FILE}
-    contents = asdict(replace(spec, files=files))
+    contents = _contents(replace(spec, files=files))
     # It says how data is read, and changes nothing that the policy does.
     del contents['rename_map']
-    # Recordings name bundles by an identity from before there were such fields.
-    if spec.normalisation.images is None:
-        del contents['normalisation']['images']
-    if not spec.normalisation.angles:
-        del contents['normalisation']['angles']
-    if spec.joint_space is None:
-        del contents['joint_space']
-    if spec.images.averaged is None:
-        del contents['images']['averaged']
-    for action in contents['actions']:
-        if action['switch'] is None:
-            del action['switch']
-    if spec.joint_frame is None:
-        del contents['joint_frame']
-    crop = contents['images']['crop']
-    if crop is None:
-        del contents['images']['crop']
-    else:
-        for key in ('fraction_across', 'size'):
-            if crop[key] is None:
-                del crop[key]
-        if not crop['letterbox']:
-            del crop['letterbox']
-    for one in fields(cast(Any, spec.dims)):
-        if LATER in one.metadata and contents['dims'][one.name] == one.default:
-            del contents['dims'][one.name]
-    for pose in contents['poses']:
-        if pose['delta_from'] == 'chunk':
-            del pose['delta_from']
-    if not spec.student_steps:
-        del contents['student_steps']
-    if spec.flow_times is None:
-        del contents['flow_times']
-    if spec.images.bars is None:
-        del contents['images']['bars']
-    if spec.images.fill is None:
-        del contents['images']['fill']
-    if spec.prompt is not None and spec.prompt.state_bins is None:
-        del contents['prompt']['state_bins']
-    if spec.prompt is not None and spec.prompt.state_levels is None:
-        del contents['prompt']['state_levels']
-    if spec.prompt is not None and spec.prompt.words is None:
-        del contents['prompt']['words']
-    for camera in contents['cameras']:
-        if camera['frame_of'] is None:
-            del camera['frame_of'], camera['steps_ago']
     text = json.dumps(contents, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _contents(value: Any) -> Any:
+    """As `dataclasses.asdict`, without the fields that identities leave out."""
+    if is_dataclass(value):
+        pairs = [(one, getattr(value, one.name)) for one in fields(value)]
+        return {one.name: _contents(has) for one, has in pairs if not is_left_out(one, has)}
+    if isinstance(value, Mapping):
+        return {key: _contents(has) for key, has in value.items()}
+    if isinstance(value, list | tuple):
+        return [_contents(has) for has in value]
+    return value
 
 
 # --------------------------------------------------------------------------------------------------

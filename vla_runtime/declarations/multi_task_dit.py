@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import numpy as np
 
 from vla_runtime.family.declaration import (
-    LATER,
     Family,
     RowInput,
     no_inputs,
@@ -32,6 +31,7 @@ from vla_runtime.family.flow_time import layer_rows, linear_rows, silu, time_cod
 from vla_runtime.family.noise_schedule import NoiseScheduler
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 from vla_runtime.processing.prompts import PromptLayout
+from vla_runtime.types import later
 
 # --------------------------------------------------------------------------------------------------
 # The sizes of Multi-Task DiT: one dataclass, a preset for LeRobot's usual model. Pure numbers.
@@ -122,7 +122,7 @@ class DitDims(HistoryDims):
     state_dim: int
     resize: tuple[int, int] | None = None
     crop: tuple[int, int] | None = None
-    separate_encoders: bool = field(default=False, metadata={LATER: True})
+    separate_encoders: bool = later(False)
 
     def __post_init__(self) -> None:
         check_vision(self.vision)

@@ -38,9 +38,6 @@ Head = Literal['flow', 'single', 'tokens', 'diffusion']
 # `normal`: standard normal. `uniform`: in [-1, 1).
 Noise = Literal['normal', 'uniform']
 Shape = tuple[int, ...]
-# Metadata of a field of dimensions that older bundles lack: with its default it is no part of a
-# bundle's identity, which recordings name.
-LATER = 'later'
 # Row inputs of every prompt.
 TOKENS, TOKEN_MASK = 'tokens', 'token_mask'
 # Denoise steps of an inference, recommended or set live, and those of a flow.

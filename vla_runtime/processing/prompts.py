@@ -14,7 +14,7 @@ import numpy as np
 
 from vla_runtime.files.free_text import FreeText
 from vla_runtime.processing.words import check_word
-from vla_runtime.types import Advantage, AdvantageTemplate, PromptCleaning
+from vla_runtime.types import Advantage, AdvantageTemplate, PromptCleaning, later
 
 # Layouts of `Family.templates`; a special token that the instruction spells is text.
 
@@ -186,9 +186,9 @@ class PromptFormat:
     template: str
     cleaning: PromptCleaning
     advantage: AdvantageTemplate | None = None
-    state_bins: int | None = None
-    state_levels: int | None = None
-    words: Mapping[str, FreeText] | None = None
+    state_bins: int | None = later(None)
+    state_levels: int | None = later(None)
+    words: Mapping[str, FreeText] | None = later(None)
 
     def __post_init__(self) -> None:
         check_word('prompt.cleaning', self.cleaning, PromptCleaning)
