@@ -82,7 +82,7 @@ def test_what_is_too_far_depends_on_the_unit():
         ),
     ],
 )
-@pytest.mark.filterwarnings('error')
+@pytest.mark.filterwarnings('error::RuntimeWarning')
 def test_odd_numbers_are_said_at_info_and_served(tmp_path, capsys, changes, note):
     bundle = write_tiny_policy(tmp_path / 'bundle', tiny_spec())
     spec = read_bundle(bundle).spec
