@@ -15,13 +15,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from parts.measurement import Target, percentiles, write_result
+from serve_load import served
 
 from vla_runtime.processes.domains import claim_domain
 
@@ -51,22 +50,6 @@ def megabytes(folder: Path) -> float:
         for found in [path.lstat()]
     }
     return sum(blocks.values()) * 512 / 1e6
-
-
-@contextmanager
-def served() -> Iterator[str]:
-    """The demo policy on a server; its address."""
-    words = ['-m', 'vla_runtime', 'serve', str(ROOT / 'engines' / 'demo'), '--port', '0']
-    server = subprocess.Popen(
-        [sys.executable, *words, '--threads', '1'], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None
-        line = next(line for line in server.stdout if line.startswith('ready: '))
-        yield line.split()[1]
-    finally:
-        server.terminate()
-        server.wait()
 
 
 def start_node(environment: Path, url: str) -> tuple[float, float]:
@@ -110,7 +93,7 @@ def main() -> None:
         if arguments.environment is None:
             figures['install_s'] = make_environment(environment)
         figures['environment_mb'] = megabytes(environment)
-        with served() as url:
+        with served(ROOT / 'engines' / 'demo', '--threads', '1') as url:
             # The first start compiles what it imports.
             start_node(environment, url)
             seconds, memory = zip(

@@ -34,6 +34,15 @@ class Sampling:
     steps: int
 
     @property
+    def bound(self) -> float:
+        """Of the chunk, relative to its largest value: float32's own noise.
+
+        Ten steps of DDIM make 1.6e-5 of one unit in the last place of the first noise, and 5.4e-5
+        of another processor's order of sums.
+        """
+        return 1e-4 if self.name == 'ddim_10' else 5e-5
+
+    @property
     def schedule(self) -> StepSchedule:
         if self.scheduler is None:
             return StepSchedule(flow_times(self.steps), -1.0 / self.steps)

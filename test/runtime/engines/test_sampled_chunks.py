@@ -13,8 +13,6 @@ from sampled_cases import SampledCase
 from sampled_chunks import chunks
 from xvla_cases import load_xvla_case
 
-# Relative to the largest value: ten steps of DDIM make 5.4e-5 of a processor's order of sums.
-BOUND = 1e-4
 ENTRIES = [
     pytest.param(load, path, b, id=f'{path.stem}-{b}')
     for kind, load in (
@@ -36,4 +34,4 @@ def test_the_chunk_of_every_sampling_equals_the_reference(
     for sampling, chunk in chunks(case, b, backend):
         expected = case.trajectory(sampling, b)
         found = chunk[:, : expected.shape[1]]
-        assert relative_error(found, expected) <= BOUND, sampling.name
+        assert relative_error(found, expected) <= sampling.bound, sampling.name
