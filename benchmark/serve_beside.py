@@ -140,7 +140,8 @@ class LeRobotServer:
     """LeRobot's policy server, which has one policy for all clients."""
 
     def __init__(self, python: Path, options: Options) -> None:
-        self._python, self._options = python, options
+        # A relative one would be sought where the server is started.
+        self._python, self._options = python.absolute(), options
         with socket.create_server(('127.0.0.1', 0)) as free:
             self._port = free.getsockname()[1]
 
@@ -151,8 +152,13 @@ class LeRobotServer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
+        # It writes `logs/` where it is started.
+        folder = tempfile.TemporaryDirectory()
         server = subprocess.Popen(
-            self.command('serve'), env=lerobot_environment(), stderr=subprocess.DEVNULL
+            self.command('serve'),
+            env=lerobot_environment(),
+            stderr=subprocess.DEVNULL,
+            cwd=folder.name,
         )
         try:
             while True:
@@ -167,6 +173,7 @@ class LeRobotServer:
         finally:
             server.terminate()
             server.wait()
+            folder.cleanup()
 
     def run_robots(self, count: int, seconds: float) -> dict[str, Any]:
         done = subprocess.run(

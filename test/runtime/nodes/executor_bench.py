@@ -37,6 +37,10 @@ TABLETOP = (ROOT / 'config' / 'robots' / 'tabletop.yaml').read_text(encoding='ut
 PATIENT_ROBOT = f'{TABLETOP}\nrestart_after_outage_s: 600.0\n'
 # Below the robot file's max_step of 0.5 rad, which would keep the command near by itself.
 MAX_TRACKING_ERROR = 0.3
+# Of every joint in a step.
+RISE_RAD = 0.02
+# From here the gripper's way of a chunk is inside its limits, up and down.
+_HIGHEST = 0.4
 _PERIOD_S = 0.02
 
 
@@ -142,7 +146,7 @@ class Arm:
         ways = [np.ptp([p.positions for p in command.points], axis=0) for command in self.commands]
         return float(np.max(ways))
 
-    def answer(self, number: int, rise_rad: float = 0.02, **changes) -> Any:
+    def answer(self, number: int, rise_rad: float = RISE_RAD, **changes) -> Any:
         """Answer the newest request: every joint rises by `rise_rad` a step, from where it is."""
         plan = message_to_plan(self.plans[-1])
         actions = self.positions + rise_rad * np.arange(1, HORIZON + 1)[:, None]
@@ -288,11 +292,16 @@ class Bench(ExecutorProcess):
         self.graph.wait_for(lambda: self.arm.plans, 'a request')
 
     def answer_new(self, number: int = 0, **changes: Any) -> None:
-        """Answer the newest request, once; for motion that does not end during a wait."""
+        """Answer the newest request, once; for motion that does not end during a wait.
+
+        The arm goes to and fro: one that rose for eight seconds would be at its limits, and twenty
+        chunks outside of them latch.
+        """
         newest = self.arm.plans[-1]
         if newest is not self._answered:
             self._answered = newest
-            self.arm.answer(number, **changes)
+            rise_rad = RISE_RAD if self.arm.positions[5] < _HIGHEST else -RISE_RAD
+            self.arm.answer(number, **{'rise_rad': rise_rad, **changes})
 
     def move(self, number: int = 0, **changes: Any) -> Status:
         """Answer until a status tells of it: one chunk lasts for three statuses at most."""

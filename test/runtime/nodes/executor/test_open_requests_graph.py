@@ -252,6 +252,7 @@ def test_no_answer_to_the_instruction_before_follows_a_change(scene: Scene) -> N
         changed_ns = scene.arm.now_ns()
         last = scene.headers()[-1].request
         assert last is not None
+        asked = [one for one in scene.said if isinstance(one, int)]
 
         def told_after(since_ns: int = changed_ns) -> list[dict[str, str]]:
             return [told for when_ns, told in list(scene.reports) if when_ns > since_ns]
@@ -261,9 +262,11 @@ def test_no_answer_to_the_instruction_before_follows_a_change(scene: Scene) -> N
         after = told_after()
         assert {told['instruction'] for told in after} == {text}
         discarded += sum(int(told['discarded']) for told in after)
-        # Those that were open are answered anew, the oldest first; the transport may lose one.
-        numbers = np.array([last, *(one.request for one in scene.headers() if one.request > last)])
-        assert scene.most == 2 or np.diff(numbers).max() <= 2
+        # Those that were open are answered anew, the oldest first; a starved node misses some.
+        numbers = [one.request for one in scene.headers() if one.request > last]
+        assert numbers == sorted(numbers)
+        if len(open_then := [number for number in asked if number > last]) >= 2:
+            assert numbers[0] <= max(open_then)
         # Those in the passes of a packed policy are dropped on the way.
         if change >= 2 and (discarded or scene.most != 2):
             return
