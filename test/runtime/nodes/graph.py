@@ -91,6 +91,7 @@ class Graph:
         self._executor.add_node(self.node)
         self._changed = threading.Condition()
         self._closing = False
+        self._fault: Exception | None = None
         self._thread = threading.Thread(target=self._spin, daemon=True)
         self._thread.start()
         self._processes: list[Process] = []
@@ -105,6 +106,10 @@ class Graph:
             except InvalidHandle:
                 # A test has destroyed a publisher or client between two spins; go on without it.
                 continue
+            except Exception as error:
+                # Told by `wait_for`: each later test would wait in vain.
+                self._fault = error
+                return
             with self._changed:
                 self._changed.notify_all()
 
@@ -145,6 +150,10 @@ class Graph:
             if waited_s > timeout_s:
                 output = '\n'.join(process.output() for process in _running)
                 raise AssertionError(f'waited {timeout_s:g} s in vain for {what}\n{output}')
+            if self._fault is not None:
+                raise AssertionError(
+                    f'the test node ended while it waited for {what}'
+                ) from self._fault
             if meanwhile is not None:
                 meanwhile()
             with self._changed:
