@@ -136,9 +136,14 @@ class SessionTable:
         return other
 
     def admit(self, session: RobotSession) -> None:
-        """Give a session its place, with its first request; the longest kept one makes room."""
+        """Give a session its place, with its first request; the longest kept one makes room.
+
+        With a later request any thread may call it: it does not look at the other sessions.
+        """
+        if session.requests or not self._is_full:
+            return
         left = [one for one in self._sessions.values() if not one.connected]
-        if not session.requests and self._is_full and left:
+        if left:
             self._end(min(left, key=lambda one: one.left_s))
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from vla_tools.serve.sessions import RobotSession, SessionError, SessionTable
@@ -122,3 +125,21 @@ def test_names_are_not_to_be_guessed() -> None:
     table = Table(most=100)
     names = {table.open().name for _ in range(100)}
     assert len(names) == 100 and {len(name) for name in names} == {32}
+
+
+def test_a_later_request_is_admitted_by_any_thread_while_robots_come_and_go() -> None:
+    """The other threads decode requests; the table belongs to the event loop's."""
+    table = Table(most=64, keep_s=0.0)
+    session = table.used('first')
+    crowd = [table.open() for _ in range(48)]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as decoder:
+            admitted = decoder.submit(lambda: [table.admit(session) for _ in range(2000)])
+            while not admitted.done():
+                table.leave(crowd.pop())
+                crowd.append(table.open())
+            admitted.result()
+    finally:
+        sys.setswitchinterval(interval_s)
