@@ -83,7 +83,8 @@ class TypedInterface:
         self._active = active
         self._typed: Any = typed_messages()
         self._lock = threading.Lock()
-        self._wanted: list[_Wanted] = []
+        # A second call is refused.
+        self._wanted: _Wanted | None = None
         # Moments (ns) of requests whose callers were told that it takes too long.
         self._given_up: deque[int] = deque(maxlen=_MOST_GIVEN_UP)
         # Until then (steady) an executor counts as one that drives.
@@ -168,8 +169,10 @@ class TypedInterface:
 
     def _of(self, request: PlanRequest) -> _Wanted | None:
         # The moment at which it came is the node's addition.
-        same = (one for one in self._wanted if one.request.stamp_ns == request.stamp_ns)
-        return next(same, None) if request.request is None else None
+        wanted = self._wanted
+        if wanted is None or request.request is not None:
+            return None
+        return wanted if wanted.request.stamp_ns == request.stamp_ns else None
 
     def _on_set_instruction(self, request: Any, response: Any) -> Any:
         response.previous = self._instruction.text
@@ -186,14 +189,14 @@ class TypedInterface:
         given_s = request.timeout.sec + request.timeout.nanosec * 1e-9
         wanted = _Wanted(asked, time.monotonic() + (given_s if given_s > 0 else _USUAL_TIMEOUT_S))
         with self._lock:
-            self._wanted.append(wanted)
+            self._wanted = wanted
 
         def complete() -> bool:
             with self._lock:
                 late = time.monotonic() > wanted.end_s
                 if wanted.chunk is None and not wanted.error and not late:
                     return False
-                self._wanted.remove(wanted)
+                self._wanted = None
                 if wanted.chunk is None and not wanted.error:
                     self._given_up.append(wanted.request.stamp_ns)
             if wanted.chunk is not None:
@@ -213,7 +216,7 @@ class TypedInterface:
                 'without an executor'
             )
         with self._lock:
-            if self._wanted:
+            if self._wanted is not None:
                 return 'another call of ~/get_action_chunk waits for its chunk'
         if not self._active():
             return 'the policy node is not active: activate it first'
