@@ -131,17 +131,18 @@ class HeardStatus:
         self._heard: dict[tuple[str, str, str], HeardItem] = {}
 
     def take(self) -> None:
-        """Take the messages that wait. For one thread at a time."""
+        """Take the messages that wait. Others may look meanwhile: what they see does not change."""
         now_s = time.monotonic()
+        heard = self._heard.copy()
         while (raw := self._topic.take_bytes()) is not None:
             # Others publish much there; most of it is not worth decoding.
             if self._items and not any(mark in raw for mark in self._marks):
                 continue
             for found in read_items(deserialize_message(raw, DiagnosticArray), now_s):
                 if found.item in self._items or not self._items:
-                    self._heard[found.node, found.item, found.since_ns] = found
+                    heard[found.node, found.item, found.since_ns] = found
         self._heard = {
-            key: found for key, found in self._heard.items() if now_s - found.heard_s < FRESH_S
+            key: found for key, found in heard.items() if now_s - found.heard_s < FRESH_S
         }
 
     def items(self, item: str = '') -> Iterator[HeardItem]:

@@ -35,6 +35,9 @@ class KinematicsError(ValueError):
 class ArmKinematics:
     """The chain of joints between two frames of a URDF.
 
+    Any thread may ask: a chunk is checked in one while another tells where the plan leads, so what
+    pinocchio writes on the way belongs to a call.
+
     Args:
         base: link that poses are given in.
         tip: link that is the end effector.
@@ -82,12 +85,12 @@ class ArmKinematics:
                 f"joints between '{base}' and '{tip}' that neither turn about one axis nor slide "
                 'along one'
             )
-        self._data = self._model.createData()
         self._base, self._tip = (self._model.getFrameId(_LINK + link) for link in (base, tip))
 
     def forward(self, joints: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the poses of joint positions (n, joints): (n, 3) in m and (n, 3, 3)."""
-        placed = [self._pose(row) for row in np.asarray(joints, dtype=np.float64)]
+        data = self._model.createData()
+        placed = [self._pose(row, data) for row in np.asarray(joints, dtype=np.float64)]
         return (
             np.array([pose.translation for pose in placed]).reshape(-1, 3),
             np.array([pose.rotation for pose in placed]).reshape(-1, 3, 3),
@@ -116,10 +119,10 @@ class ArmKinematics:
         """
         # Joints whose limits lie apart by less than nothing cannot be; a start outside is moved in.
         joints = np.clip(start, lower, upper)
-        rows = []
+        rows, data = [], self._model.createData()
         for index, (position, rotation) in enumerate(zip(positions, rotations, strict=True)):
             target = self._pin.SE3(np.asarray(rotation), np.asarray(position))
-            found, away_m, away_rad = self._reach(target, joints, lower, upper)
+            found, away_m, away_rad = self._reach(target, joints, lower, upper, data)
             if away_m > REACHED_M or away_rad > REACHED_RAD:
                 raise OutOfReach(
                     f'row {index} is out of reach: the arm stays {away_m * 1e3:.0f} mm and '
@@ -137,27 +140,27 @@ class ArmKinematics:
             rows.append(found)
         return np.array(rows).reshape(-1, len(self.joints))
 
-    def _pose(self, joints: np.ndarray) -> Any:
-        self._pin.forwardKinematics(self._model, self._data, joints)
-        self._pin.updateFramePlacements(self._model, self._data)
-        frames = self._data.oMf
+    def _pose(self, joints: np.ndarray, data: Any) -> Any:
+        self._pin.forwardKinematics(self._model, data, joints)
+        self._pin.updateFramePlacements(self._model, data)
+        frames = data.oMf
         return frames[self._base].actInv(frames[self._tip])
 
     def _reach(
-        self, target: Any, start: np.ndarray, lower: np.ndarray, upper: np.ndarray
+        self, target: Any, start: np.ndarray, lower: np.ndarray, upper: np.ndarray, data: Any
     ) -> tuple[np.ndarray, float, float]:
         """Nearest joints that were found, and how far in m and rad their pose is off."""
         weights = np.array([1.0, 1.0, 1.0, *[_RADIAN_M] * 3])
         joints, best = start, (start, np.inf, np.inf)
         for _ in range(_ITERATIONS):
-            error = self._pin.log6(self._pose(joints).actInv(target)).vector
+            error = self._pin.log6(self._pose(joints, data).actInv(target)).vector
             away = float(np.linalg.norm(error[:3])), float(np.linalg.norm(error[3:]))
             if away[0] + _RADIAN_M * away[1] < best[1] + _RADIAN_M * best[2]:
                 best = (joints, *away)
             if away[0] < _EXACT_M and away[1] < _EXACT_RAD:
                 break
             jacobian = weights[:, None] * self._pin.computeFrameJacobian(
-                self._model, self._data, joints, self._tip, self._pin.LOCAL
+                self._model, data, joints, self._tip, self._pin.LOCAL
             )
             step = _damped_step(jacobian, weights * error, joints, lower, upper)
             if not step.any():

@@ -351,8 +351,10 @@ class FleetTalk:
                 POLICY_VIOLATION,
             )
         before = name.partition('.')[0]
+        # Ray's router writes replicas down in a thread of its own.
+        known = running.copy()
         application = next(
-            (app for app, replicas in running.items() if before in replicas), self.application
+            (app for app, replicas in known.items() if before in replicas), self.application
         )
         left = (self.application, self.replica, self._name)
         self.leave()

@@ -242,6 +242,31 @@ def kinematics() -> ArmKinematics:
     return ArmKinematics(urdf(), 'base', 'tool', JOINTS)
 
 
+class Between:
+    """Pinocchio, with another thread's call between two of its own."""
+
+    def __init__(self, library, call) -> None:
+        self._library, self._call = library, call
+
+    def __getattr__(self, name):
+        return getattr(self._library, name)
+
+    def updateFramePlacements(self, model, data):  # noqa: N802 (pinocchio's name)
+        call, self._call = self._call, lambda: None
+        call()
+        self._library.updateFramePlacements(model, data)
+
+
+@needs_pinocchio
+def test_a_chunk_that_is_checked_meanwhile_leaves_a_plans_poses_alone(monkeypatch):
+    chain = kinematics()
+    other = np.tile(HOME + 0.5, (3, 1))
+    between = Between(chain._pin, lambda: chain.forward(other))
+    monkeypatch.setattr(chain, '_pin', between)
+    (place,), _ = chain.forward(HOME[None])
+    np.testing.assert_allclose(place, pose_of(HOME)[0], atol=1e-9)
+
+
 @needs_pinocchio
 def test_joints_are_found_within_their_limits_from_any_place_nearby():
     chain, random = kinematics(), np.random.default_rng(2)

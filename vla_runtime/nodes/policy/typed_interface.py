@@ -182,14 +182,17 @@ class TypedInterface:
 
     def _on_get_chunk(self, request: Any, response: Any) -> Complete:
         refused = self._why_refused(request.instruction)
-        asked = None if refused else self._request_chunk()
-        if asked is None:
+        given_s = request.timeout.sec + request.timeout.nanosec * 1e-9
+        end_s = time.monotonic() + (given_s if given_s > 0 else _USUAL_TIMEOUT_S)
+        wanted = None
+        if not refused:
+            # A quick answer waits for the lock: it is this call's.
+            with self._lock:
+                asked = self._request_chunk()
+                wanted = self._wanted = None if asked is None else _Wanted(asked, end_s)
+        if wanted is None:
             response.message = refused or 'the policy node is not active: activate it first'
             return lambda: True
-        given_s = request.timeout.sec + request.timeout.nanosec * 1e-9
-        wanted = _Wanted(asked, time.monotonic() + (given_s if given_s > 0 else _USUAL_TIMEOUT_S))
-        with self._lock:
-            self._wanted = wanted
 
         def complete() -> bool:
             with self._lock:

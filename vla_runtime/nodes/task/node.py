@@ -235,7 +235,8 @@ class TaskNode(Node):
         self._queue.clear()
 
     async def _execute(self, handle: Any) -> Any:
-        return await self._accepted[bytes(handle.goal_id.uuid)].done
+        # A goal may have ended before rclpy comes to this.
+        return await self._accepted.pop(bytes(handle.goal_id.uuid)).done
 
     def _begin(self, task: _Task) -> None:
         now_s = time.monotonic()
@@ -428,7 +429,6 @@ class TaskNode(Node):
         else:
             task.handle.abort()
         self._go_to(task, 'over')
-        self._accepted.pop(bytes(task.handle.goal_id.uuid), None)
         task.done.set_result(result)
         if self._task is task:
             self._task = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -158,6 +159,34 @@ def test_a_chunk_that_comes_after_its_call_was_given_up_is_no_executors(
     # Another request of the same moment has a number, and is an executor's.
     numbered = SimpleNamespace(request=7, stamp_ns=5)
     assert not typed.takes(SimpleNamespace(request=numbered, chunk=chunk))  # type: ignore[arg-type]
+
+
+def test_a_fault_that_comes_at_once_is_the_calls_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the call has come back from handing its request over."""
+    asked = SimpleNamespace(request=None, stamp_ns=5)
+    faults: list[threading.Thread] = []
+
+    def request_chunk() -> Any:
+        error = ValueError('the state is NaN')
+        faults.append(threading.Thread(target=typed.take_error, args=(asked, error)))
+        faults[0].start()
+        faults[0].join(0.1)
+        return asked
+
+    monkeypatch.setattr(typed_interface, 'typed_messages', lambda: None)
+    typed = typed_interface.TypedInterface(
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        lambda where, error: None,
+        request_chunk=request_chunk,
+        missing=list,
+        active=lambda: True,
+    )
+    request = SimpleNamespace(instruction='', timeout=SimpleNamespace(sec=100, nanosec=0))
+    response = SimpleNamespace(message='', success=False)
+    complete = typed._on_get_chunk(request, response)
+    faults[0].join()
+    assert complete() and response.message == 'the state is NaN'
 
 
 def test_why_there_is_no_chunk_is_the_answer_after_the_time_out(running: Running) -> None:

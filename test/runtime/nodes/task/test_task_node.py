@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -161,16 +162,31 @@ class Client:
         self.graph.wait_for(self._client.server_is_ready, 'the action')
 
     def send(self, **goal: Any) -> Sent:
-        feedback: list[Any] = []
-        future = self.graph.in_spin(
-            lambda: self._client.send_goal_async(
-                self._action.Goal(**goal),
-                feedback_callback=lambda message: feedback.append(message.feedback),
-            )
+        (sent,) = self.accepted(self.ask(goal))
+        return sent
+
+    def ask(self, *goals: dict[str, Any]) -> list[tuple[Any, list[Any]]]:
+        """Send goals, and wait for no answer: of each a future, and a list for its feedback."""
+        asked = []
+        for goal in goals:
+            feedback: list[Any] = []
+            future = self.graph.in_spin(partial(self._send, goal, feedback))
+            asked.append((future, feedback))
+        return asked
+
+    def _send(self, goal: dict[str, Any], feedback: list[Any]) -> Any:
+        return self._client.send_goal_async(
+            self._action.Goal(**goal),
+            feedback_callback=lambda message: feedback.append(message.feedback),
         )
-        handle = self.graph.wait_for(lambda: future.result() if future.done() else None, 'a goal')
-        assert handle.accepted
-        return Sent(self, handle, feedback)
+
+    def accepted(self, asked: list[tuple[Any, list[Any]]]) -> list[Sent]:
+        sent = []
+        for future, feedback in asked:
+            handle = self.graph.wait_for(lambda one=future: one.done() and one.result(), 'a goal')
+            assert handle.accepted
+            sent.append(Sent(self, handle, feedback))
+        return sent
 
     def run(self, **goal: Any) -> Sent:
         sent = self.send(**goal)
@@ -277,6 +293,19 @@ def test_a_task_node_that_stood_still_goes_on_with_its_task(client: Client) -> N
     os.kill(client.tasks.pid, signal.SIGCONT)
     sent.wait_for_news()
     assert not sent.over and client.robot.calls == ['start']
+
+
+def test_of_two_goals_that_came_together_the_first_is_told_that_it_was_preempted(
+    client: Client,
+) -> None:
+    os.kill(client.tasks.pid, signal.SIGSTOP)
+    asked = client.ask({'instruction': 'first'}, {'instruction': 'second'})
+    os.kill(client.tasks.pid, signal.SIGCONT)
+    first, second = client.accepted(asked)
+    status, outcome, text = first.result()
+    assert (status, outcome) == (GoalStatus.STATUS_ABORTED, Outcome.PREEMPTED) and text
+    second.wait_for_phase('running')
+    assert 'Traceback' not in client.tasks.text()
 
 
 def test_a_state_from_before_the_start_is_no_stop_to_a_goal_that_takes_over(
