@@ -63,6 +63,12 @@ class Running:
         )
 
 
+def call(instruction: str = '', timeout_s: int = 0) -> SimpleNamespace:
+    """A request of `~/get_action_chunk`, without ROS."""
+    timeout = SimpleNamespace(sec=timeout_s, nanosec=0)
+    return SimpleNamespace(instruction=instruction, timeout=timeout)
+
+
 @pytest.fixture(scope='module')
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp('typed')
@@ -118,7 +124,7 @@ def test_an_executor_keeps_others_out_while_its_chunk_lasts_and_its_task_stays(
 
     def message() -> str:
         response = SimpleNamespace(message='')
-        assert typed._on_get_chunk(SimpleNamespace(instruction=TASK), response)()
+        assert typed._on_get_chunk(call(TASK), response)()
         return response.message
 
     assert 'not active' in message() and not said
@@ -148,9 +154,8 @@ def test_a_chunk_that_comes_after_its_call_was_given_up_is_no_executors(
         missing=list,
         active=lambda: True,
     )
-    request = SimpleNamespace(instruction='', timeout=SimpleNamespace(sec=1, nanosec=0))
     response = SimpleNamespace(message='', success=False)
-    complete = typed._on_get_chunk(request, response)
+    complete = typed._on_get_chunk(call(timeout_s=1), response)
     assert not complete()
     now_s += 1.5
     assert complete() and response.message and not response.success
@@ -182,9 +187,8 @@ def test_a_fault_that_comes_at_once_is_the_calls_answer(monkeypatch: pytest.Monk
         missing=list,
         active=lambda: True,
     )
-    request = SimpleNamespace(instruction='', timeout=SimpleNamespace(sec=100, nanosec=0))
     response = SimpleNamespace(message='', success=False)
-    complete = typed._on_get_chunk(request, response)
+    complete = typed._on_get_chunk(call(timeout_s=100), response)
     faults[0].join()
     assert complete() and response.message == 'the state is NaN'
 
