@@ -278,17 +278,14 @@ def test_speed_scaling_slows_the_plan_down_and_holds_it_at_zero(bench):
         one.arm.answer(1, rise_rad=0.02)
         one.wait_for_status('a chunk', lambda s: s['pending_chunk'] != '-1')
         assert np.allclose(one.controller.rules.output, HOME[:5], atol=1e-6)
-        percent[0] = 25.0
-        one.wait_for_reason('tracking')
+        # From before the motion on: what is heard late makes this longer, never shorter.
+        begun_s, percent[0] = time.monotonic(), 25.0
         one.graph.wait_for(
-            lambda: (np.abs(one.controller.rules.output - HOME[:5]) > 0.05).all(), 'motion'
+            lambda: (np.abs(one.controller.rules.output - HOME[:5]) > 0.08).all(), 'motion'
         )
         # A full step of 0.02 rad takes four times 0.05 s.
-        begun_s, begun = time.monotonic(), one.arm.commanded()[-1].copy()
-        one.graph.wait_for(
-            lambda: np.abs(one.arm.commanded()[-1] - begun).max() > 0.03, 'more motion'
-        )
-        assert time.monotonic() - begun_s > 0.03 / 0.02 * 0.05 / 0.25 * 0.5
+        assert time.monotonic() - begun_s > 0.08 / 0.02 * 0.05 / 0.25 * 0.9
+        one.wait_for_reason('tracking')
         percent[0] = 0.0
         one.wait_for_reason('speed_scaled_to_zero')
     finally:
