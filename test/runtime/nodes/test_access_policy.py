@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -96,7 +95,8 @@ def test_each_node_has_the_rights_that_it_uses(bundle: Path, tmp_path: Path) -> 
             def differs(wanted: set[Right] = wanted, node: str = node) -> set[Right]:
                 return comparable(used(made, node)) ^ wanted
 
-            # What a node uses is discovered one by one; what differs for good is compared here.
-            with suppress(AssertionError):
+            # What a node uses is discovered one by one; what differs for good is told.
+            try:
                 made.wait_for(lambda differs=differs: not differs(), f'the rights of {node}')
-            assert not differs(), node
+            except AssertionError as error:
+                raise AssertionError(f'{node} differs in {sorted(differs())}') from error
