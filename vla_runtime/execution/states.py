@@ -159,7 +159,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     *_rows((_S.IDLE, _S.STOPPED, _S.RELEASING, _S.RELEASED), _E.START, (_S.WAITING, _RESTS)),
     *_rows((_S.IDLE, _S.STOPPED, _S.RELEASING, _S.RELEASED), _E.START, (_S.APPROACHING, _SAGS)),
     *_rows(
-        (_S.STOPPED,),
+        (_S.STOPPED, _S.RELEASING),
         _E.START,
         (_S.JOINING, 'called again within a minute: it is where nobody saw it go'),
     ),
@@ -286,7 +286,11 @@ TRANSITIONS: tuple[Transition, ...] = (
         _E.HOME,
         (_S.PAUSED, 'it was started, and rests'),
     ),
-    *_rows((_S.STOPPED,), _E.HOME, (_S.JOINING, 'it was started where nobody saw it go')),
+    *_rows(
+        (_S.STOPPED, _S.RELEASING),
+        _E.HOME,
+        (_S.JOINING, 'it was started where nobody saw it go'),
+    ),
     # a leader
     *_rows(
         (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.PAUSED),

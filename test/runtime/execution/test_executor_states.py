@@ -212,6 +212,7 @@ WAYS: dict[str, tuple[State, Callable[[], Way]]] = {
     'releasing': (S.RELEASING, lambda: tracking().release()),
     'releasing at rest': (S.RELEASING, lambda: stopped().moved(-0.03).wait(10).release()),
     'releasing while it waits': (S.RELEASING, lambda: waiting().release()),
+    'releasing elsewhere': (S.RELEASING, lambda: elsewhere().release()),
     'releasing in dry run': (S.RELEASING, lambda: tracking(**DRY).release()),
     'released': (S.RELEASED, lambda: stopped().release().wait(2)),
     'released outside': (S.RELEASED, lambda: stopped().release().wait(2).moved(1.1, 110).wait(60)),

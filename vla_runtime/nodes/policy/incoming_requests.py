@@ -26,10 +26,11 @@ _HELD_BACK_NS = 5_000_000_000
 
 @dataclass(eq=False)
 class _Entry:
-    """A request, whether its inference has begun, and the steady time of its answer."""
+    """A request, whether its inference has begun and for what, and the steady time of its answer."""
 
     request: PlanRequest
     begun: bool = False
+    instruction: str = ''
     answered_ns: int | None = None
 
 
@@ -37,7 +38,7 @@ class IncomingRequests:
     """The newest requests, and how far their answers are. For any thread.
 
     Attributes:
-        superseded: requests that newer ones replaced before their inference began.
+        superseded: requests that newer ones replaced before they were answered.
         episode: episode of the newest request; None before the first.
     """
 
@@ -92,12 +93,36 @@ class IncomingRequests:
         with self._lock:
             return next((entry.request for entry in self._waiting()), None)
 
-    def begin(self, request: PlanRequest) -> None:
-        self._note(request, begun=True)
+    def begin(self, request: PlanRequest, instruction: str = '') -> None:
+        """A request's inference begins, for this instruction."""
+        self._note(request, begun=True, instruction=instruction)
 
     def wait(self, request: PlanRequest) -> None:
-        """A request waits again: its inference lacks an input, or is to be made anew."""
+        """A request waits again: its inference lacks an input, or was dropped."""
         self._note(request, begun=False)
+
+    def turn_to(self, instruction: str, request: PlanRequest) -> None:
+        """A request waits again: its inference was for another instruction.
+
+        It is dropped where a newer one's has begun for this instruction, whose answer comes first:
+        the executor takes no older chunk after it.
+        """
+        number = request.request
+        with self._lock:
+            entry = self._find(request)
+            if entry is None:
+                return
+            entry.begun = False
+            newer = (
+                other
+                for other in self._entries
+                if other.begun and number is not None and (other.request.request or 0) > number
+            )
+            if any(other.instruction == instruction for other in newer):
+                self._entries.remove(entry)
+                self.superseded += 1
+            else:
+                self._prune()
 
     def answer(self, request: PlanRequest, now_ns: int) -> None:
         """A request's chunk was published; a much later repeat means that it was lost."""
@@ -141,11 +166,20 @@ class IncomingRequests:
             for episode, ended_ns in self._ended
         )
 
-    def _note(self, request: PlanRequest, *, begun: bool, answered_ns: int | None = None) -> None:
+    def _note(
+        self,
+        request: PlanRequest,
+        *,
+        begun: bool,
+        instruction: str | None = None,
+        answered_ns: int | None = None,
+    ) -> None:
         with self._lock:
             entry = self._find(request)
             if entry is not None:
                 entry.begun, entry.answered_ns = begun, answered_ns
+                if instruction is not None:
+                    entry.instruction = instruction
                 self._prune()
 
     def _waiting(self) -> list[_Entry]:

@@ -350,7 +350,7 @@ class PolicyNode(ManagedNode):
             )
         if responder.begin(request.episode, anew=episode_over):
             self._discarded = 0
-        self._incoming.begin(request)
+        self._incoming.begin(request, now[INSTRUCTION])
         try:
             given = prepared.of(now)
             synchronizer.limits = limits_from(given)
@@ -406,7 +406,7 @@ class PolicyNode(ManagedNode):
                     done = answer.result()
                     if self._is_superseded(done.observation.instruction):
                         self._discarded += 1
-                        self._incoming.wait(request)
+                        self._incoming.turn_to(self._instruction.text, request)
                         if worker is not None:
                             # A job of its own, whatever the worker is about to finish.
                             worker.submit(replace(request))

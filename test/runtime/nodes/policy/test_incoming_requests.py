@@ -224,3 +224,40 @@ def test_a_request_that_comes_after_a_newer_one_has_begun_is_left_out() -> None:
     assert incoming.next() is None
     # Of another episode numbers go on as well, but what was begun says nothing.
     assert incoming.receive(plan(1, episode=1), 200 * MS) is not None
+
+
+def test_a_request_of_another_instruction_waits_again_before_newer_ones() -> None:
+    incoming = IncomingRequests()
+    incoming.most = 2
+    first, second = (received(incoming, number, number) for number in (1, 2))
+    incoming.begin(first, 'red')
+    incoming.begin(second, 'red')
+    incoming.turn_to('blue', first)
+    assert next_number(incoming) == 1
+    assert incoming.superseded == 0
+
+
+def test_a_request_of_another_instruction_is_dropped_where_a_newer_one_is_answered_before() -> None:
+    """A pipeline denoised the first when the second began: its answer would come too late."""
+    incoming = IncomingRequests()
+    incoming.most = 2
+    first, second = (received(incoming, number, number) for number in (1, 2))
+    incoming.begin(first, 'red')
+    incoming.begin(second, 'blue')
+    incoming.turn_to('blue', first)
+    assert next_number(incoming) is None
+    assert incoming.superseded == 1
+    assert incoming.receive(plan(1), 100 * MS) is None
+    incoming.answer(second, 200 * MS)
+    assert received(incoming, 3, 300 * MS).request == 3
+
+
+def test_a_request_without_a_number_is_answered_whatever_began_after_it() -> None:
+    incoming = IncomingRequests()
+    incoming.most = 2
+    alone = incoming.receive(plan(None), 0)
+    assert alone is not None
+    incoming.begin(alone, 'red')
+    incoming.begin(received(incoming, 2, 1), 'blue')
+    incoming.turn_to('blue', alone)
+    assert incoming.next() is alone
