@@ -3,7 +3,8 @@
 Overhead: one robot sends three 224x224 images over loopback, by turns with the same request to
 `Policy.infer` in this process; the demo policy with a third camera, prefix found in the cache and
 with new images. The difference of the medians is the overhead; `reply - engine` is the same of one
-request, from the server's own time of the engine in its reply.
+request, from the server's own time of the engine in its reply. `bare socket` is the same frame to a
+server of the same libraries that answers at once with as many bytes: what no server is faster than.
 
 Load: 1 to 32 robots, each of which asks again as soon as it has its chunk, with batches and one
 after the other by turns. One process has all robots. New images every time (miss), or the same
@@ -27,7 +28,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -45,6 +46,8 @@ from vla_runtime.types import Observation
 ROOT = Path(__file__).resolve().parents[1]
 ROBOTS = (1, 2, 4, 8, 16, 32)
 SIDE = 224
+# As a chunk of the demo policy comes back.
+_REPLY_BYTES = 3000
 PACKAGES = ('msgpack', 'numpy', 'starlette', 'torch', 'uvicorn', 'uvloop', 'websockets')
 
 
@@ -58,12 +61,31 @@ def with_three_cameras(folder: Path) -> Path:
     return folder
 
 
+BARE = """
+import socket, sys
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
+
+async def answer(socket):
+    await socket.accept()
+    while True:
+        await socket.receive_bytes()
+        await socket.send_bytes(bytes(int(sys.argv[1])))
+
+listener = socket.create_server(('127.0.0.1', 0))
+print(f'ready: ws://127.0.0.1:{listener.getsockname()[1]}', flush=True)
+app = Starlette(routes=[WebSocketRoute('/', answer)])
+given = {'ws': 'websockets-sansio', 'ws_per_message_deflate': False, 'log_level': 'error'}
+uvicorn.Server(uvicorn.Config(app, **given)).run(sockets=[listener])
+"""
+
+
 @contextmanager
-def served(bundle: Path, *options: str) -> Iterator[str]:
+def started(*command: str) -> Iterator[str]:
     """A server in a process of its own; its address."""
-    words = ['-m', 'vla_runtime', 'serve', str(bundle), '--port', '0', '--max-rate', '100000']
     server = subprocess.Popen(
-        [sys.executable, *words, *options], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     try:
         assert server.stdout is not None
@@ -72,6 +94,12 @@ def served(bundle: Path, *options: str) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait()
+
+
+def served(bundle: Path, *options: str) -> AbstractContextManager[str]:
+    """The policy server; its address."""
+    words = ('-m', 'vla_runtime', 'serve', str(bundle), '--port', '0', '--max-rate', '100000')
+    return started(*words, *options)
 
 
 @contextmanager
@@ -114,10 +142,23 @@ async def ask(socket: Any, request: bytes) -> tuple[float, dict[str, Any]]:
     return (perf_counter() - start) * 1e3, reply
 
 
-async def measure_overhead(url: str, policy: Policy, requests: int) -> dict[str, Any]:
+async def ask_bare(socket: Any, looks: Observation) -> float:
+    """Milliseconds that a request's bytes and a reply's take by themselves."""
+    start = perf_counter()
+    await socket.send(packed(looks))
+    await socket.recv()
+    return (perf_counter() - start) * 1e3
+
+
+async def measure_overhead(
+    url: str, bare_url: str, policy: Policy, requests: int
+) -> dict[str, Any]:
     looks = look_of(policy.spec.camera_names, 0)
     times: dict[str, list[float]] = defaultdict(list)
-    async with connect(url, compression=None, max_size=None, proxy=None) as socket:
+    async with (
+        connect(url, compression=None, max_size=None, proxy=None) as socket,
+        connect(bare_url, compression=None, max_size=None, proxy=None) as bare,
+    ):
         await socket.recv()
         for turn in tqdm(range(requests), desc='overhead'):
             for kind in ('miss', 'hit'):
@@ -138,6 +179,7 @@ async def measure_overhead(url: str, policy: Policy, requests: int) -> dict[str,
                         start = perf_counter()
                         chunk, _ = policy.infer(looks)
                         times[f'{kind} alone'].append((perf_counter() - start) * 1e3)
+                times[f'{kind} bare socket'].append(await ask_bare(bare, looks))
                 assert np.array_equal(reply['actions'], chunk.actions)
     figures: dict[str, Any] = {name: percentiles(found) for name, found in times.items()}
     for kind in ('miss', 'hit'):
@@ -207,8 +249,12 @@ def main() -> None:
         bundle = with_three_cameras(Path(folder) / 'three_cameras')
         policy = Policy.load(bundle, 'torch', threads=int(arguments.threads))
         policy.warm_up()
-        with realtime(arguments.realtime), served(bundle, *options) as url:
-            overhead = measure_overhead(url, policy, arguments.requests)
+        with (
+            realtime(arguments.realtime),
+            served(bundle, *options) as url,
+            started('-c', BARE, str(_REPLY_BYTES)) as bare_url,
+        ):
+            overhead = measure_overhead(url, bare_url, policy, arguments.requests)
             figures['overhead'] = asyncio.run(overhead)
         policy.close()
     demo = ROOT / 'engines' / 'demo'
@@ -228,7 +274,8 @@ def main() -> None:
     for kind in ('hit', 'miss'):
         over = figures['overhead'][f'{kind} overhead_ms']
         print(Target(f'overhead, {kind}, ms', 1.5, over, arguments.requests).line)
-        print(f'  reply - engine: {figures["overhead"][f"{kind} reply - engine"]}')
+        for part in ('reply - engine', 'bare socket'):
+            print(f'  {part}: {figures["overhead"][f"{kind} {part}"]}')
     print(f'wrote {write_result("serve_load", figures, PACKAGES, arguments.out)}')
 
 

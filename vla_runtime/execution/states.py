@@ -208,13 +208,17 @@ TRANSITIONS: tuple[Transition, ...] = (
         (_S.APPROACHING, 'the same, outside its limits'),
     ),
     *_rows(
+        (_S.HOLDING, _S.LATCHED),
+        _E.TICK,
+        (_S.BRAKING, 'an episode began while the robot braked, and it still moves'),
+    ),
+    *_rows(
         (_S.HOLDING,),
         _E.TICK,
         (_S.WAITING, 'the fault has passed'),
         (_S.TRACKING, 'the simulated clock goes on'),
         (_S.APPROACHING, 'the fault has passed; the robot is outside its limits'),
         (_S.JOINING, 'the fault has passed; the command was on its way'),
-        (_S.BRAKING, 'an episode began while the robot braked, and it still moves'),
     ),
     *_rows((_S.STOPPING,), _E.TICK, (_S.STOPPED, 'the robot rests')),
     *_rows((_S.RELEASING,), _E.TICK, (_S.RELEASED, 'the robot rests, and was sent so')),
@@ -225,7 +229,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     ),
     # ~/stop, ~/release, dry_run, shutdown
     *_rows(
-        (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.BRAKING),
+        (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.BRAKING, _S.LATCHED),
         _E.STOP,
         (_S.STOPPING, _MOVES),
     ),
@@ -236,17 +240,17 @@ TRANSITIONS: tuple[Transition, ...] = (
     ),
     *_rows((*RUNNING, _S.STOPPING, _S.STOPPED), _E.RELEASE, (_S.RELEASING, '')),
     *_rows(
-        (_S.TRACKING, _S.APPROACHING, _S.BRAKING, _S.WAITING),
+        (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.BRAKING, _S.LATCHED),
         _E.DRY_RUN,
         (_S.STOPPING, _MOVES),
     ),
     *_rows(
-        RUNNING,
+        (*RUNNING, _S.STOPPING),
         _E.DRY_RUN,
         (_S.STOPPED, 'the rest was not sent yet, or the dry run goes on'),
     ),
     *_rows(
-        (*RUNNING, _S.STOPPED, _S.RELEASING, _S.RELEASED),
+        (*RUNNING, _S.STOPPING, _S.STOPPED, _S.RELEASING, _S.RELEASED),
         _E.DRY_RUN,
         (_S.IDLE, 'the robot rests, or the dry run ends'),
     ),
@@ -331,7 +335,13 @@ TRANSITIONS: tuple[Transition, ...] = (
     *_rows((_S.TRACKING, _S.APPROACHING), _E.RESET, (_S.WAITING, 'it comes to rest there')),
     *_rows((_S.TRACKING, _S.APPROACHING), _E.EPISODE, (_S.WAITING, 'it comes to rest there')),
     *_rows((_S.BRAKING,), _E.RESET, (_S.WAITING, 'without a fault'), (_S.HOLDING, 'with one')),
-    *_rows((_S.BRAKING,), _E.EPISODE, (_S.WAITING, 'without a fault'), (_S.HOLDING, 'with one')),
+    *_rows(
+        (_S.BRAKING,),
+        _E.EPISODE,
+        (_S.WAITING, 'without a fault'),
+        (_S.HOLDING, 'with one'),
+        (_S.LATCHED, 'behind a closed latch'),
+    ),
     *_rows((_S.STOPPING,), _E.RESET, (_S.STOPPED, 'it comes to rest there')),
     *_rows((_S.STOPPING,), _E.EPISODE, (_S.STOPPED, 'it comes to rest there')),
     *_rows((_S.LATCHED,), _E.RESET, (_S.WAITING, 'the latch is open')),
@@ -354,6 +364,11 @@ TRANSITIONS: tuple[Transition, ...] = (
         _E.DEAD_MAN,
         (_S.HOLDING, f'{_SILENT}; {_STOPS}'),
     ),
-    *_rows((_S.BRAKING,), _E.DEAD_MAN, (_S.HOLDING, 'the robot rests')),
+    *_rows(
+        (_S.BRAKING,),
+        _E.DEAD_MAN,
+        (_S.HOLDING, 'the robot rests'),
+        (_S.LATCHED, 'the robot rests, behind a closed latch'),
+    ),
     *_rows((_S.STOPPING,), _E.DEAD_MAN, (_S.STOPPED, 'the robot rests')),
 )

@@ -151,6 +151,13 @@ def latched_in_motion() -> Way:
     return way
 
 
+def latched_while_it_moves() -> Way:
+    """An episode begins while the robot brakes behind the latch."""
+    way = latched_in_motion().wait(2)
+    way.executor.begin_episode(way.executor.episode + 1)
+    return way
+
+
 def leading_in_motion() -> Way:
     way = tracking().led()
     hand(way, 0.3, 12)
@@ -179,6 +186,8 @@ WAYS: dict[str, tuple[State, Callable[[], Way]]] = {
     'braking in dry run': (S.BRAKING, lambda: tracking(**DRY).silent().until(S.BRAKING)),
     'braking outside': (S.BRAKING, braking_outside),
     'braking after a start': (S.BRAKING, lambda: tracking().stop().restart()),
+    'braking behind the latch': (S.BRAKING, lambda: latched_in_motion().wait(2)),
+    'latched while it moves': (S.LATCHED, latched_while_it_moves),
     'braking without the robot': (
         S.BRAKING,
         lambda: tracking(limit=replace(LIMIT, tracking_error=0.04)).moved(0.0).stop().restart(),
@@ -205,6 +214,7 @@ WAYS: dict[str, tuple[State, Callable[[], Way]]] = {
     'leading in dry run': (S.LEADING, lambda: waiting(**DRY).led()),
     'leading in a pause': (S.LEADING, lambda: waiting().pause().wait(5).led()),
     'stopping': (S.STOPPING, lambda: tracking().stop()),
+    'stopping in dry run': (S.STOPPING, lambda: tracking(**DRY).stop()),
     'stopped': (S.STOPPED, stopped),
     # The robot sags below its last command.
     'stopped below': (S.STOPPED, lambda: stopped().moved(-0.03).wait(10)),
