@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -189,33 +189,46 @@ async def measure_overhead(
 
 
 async def run_robot(
-    url: str, cameras: tuple[str, ...], seed: int, miss: bool, until_s: float, found: list[Any]
+    socket: Any, requests: list[bytes], seconds: float, found: list[tuple[float, int]]
 ) -> None:
-    look = look_of(cameras, seed)
-    requests = [packed(changed(look, turn)) for turn in range(3 if miss else 1)]
-    async with connect(url, compression=None, max_size=None, proxy=None) as socket:
-        await socket.recv()
-        turn = 0
-        while perf_counter() < until_s:
-            milliseconds, reply = await ask(socket, requests[turn % len(requests)])
-            # The first fills the cache.
-            if turn:
-                found.append((milliseconds, reply['vla_runtime']['together']))
-            turn += 1
-
-
-async def run_robots(url: str, count: int, miss: bool, seconds: float) -> list[Any]:
-    found: list[Any] = []
+    """Ask until the time is over; what comes after it does not count."""
     until_s = perf_counter() + seconds
-    robots = (run_robot(url, ('front', 'wrist'), s, miss, until_s, found) for s in range(count))
-    await asyncio.gather(*robots)
+    turn = 1
+    while True:
+        milliseconds, reply = await ask(socket, requests[turn % len(requests)])
+        if perf_counter() > until_s:
+            return
+        found.append((milliseconds, reply['vla_runtime']['together']))
+        turn += 1
+
+
+async def run_robots(url: str, count: int, miss: bool, seconds: float) -> list[tuple[float, int]]:
+    """Milliseconds and size of the batch of each chunk, once every robot has had its first."""
+    found: list[tuple[float, int]] = []
+    async with AsyncExitStack() as stack:
+        sockets, requests = [], []
+        for seed in range(count):
+            look = look_of(('front', 'wrist'), seed)
+            requests.append([packed(changed(look, turn)) for turn in range(3 if miss else 1)])
+            opening = connect(url, compression=None, max_size=None, proxy=None)
+            sockets.append(await stack.enter_async_context(opening))
+            await sockets[-1].recv()
+        # This fills the caches.
+        await asyncio.gather(
+            *(ask(socket, given[0]) for socket, given in zip(sockets, requests, strict=True))
+        )
+        robots = (
+            run_robot(socket, given, seconds, found)
+            for socket, given in zip(sockets, requests, strict=True)
+        )
+        await asyncio.gather(*robots)
     return found
 
 
 def measure_load(
     urls: dict[str, str], rounds: int, seconds: float, pause_s: float
 ) -> dict[str, Any]:
-    found: dict[tuple[str, int, bool], list[Any]] = defaultdict(list)
+    found: dict[tuple[str, int, bool], list[tuple[float, int]]] = defaultdict(list)
     kinds = [(count, miss) for count in ROBOTS for miss in (False, True)]
     for round_ in range(rounds):
         for count, miss in tqdm(kinds, desc=f'load, round {round_ + 1}'):

@@ -376,11 +376,10 @@ class ChunkExecutor:
 
         A started executor stays started and holds until a chunk of the new episode comes.
         """
-        self._motion.drop_plan()
-        self._motion.expect_first_answer()
+        self._motion.begin_episode()
         self._replanner.begin_episode(episode, self._commander.command.setpoints)
         if self._mode is Mode.RUNNING:
-            self._commander.leave_plan(paused=self.paused)
+            self._commander.leave_plan(paused=self.paused and not self._motion.braking)
 
     def set_parameters(self, parameters: ExecutorParameters) -> None:
         """Set other parameters from the next chunk boundary on.

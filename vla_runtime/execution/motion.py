@@ -514,6 +514,14 @@ class Motion:
         self._pace = None
         self._replanner.drop(self._commander.command.setpoints)
 
+    def begin_episode(self) -> None:
+        """Drop the plan of the last episode; a stop that is under way goes on without it."""
+        braking = self.braking
+        self.drop_plan()
+        if braking:
+            self._pace = 0.0
+        self.expect_first_answer()
+
     def last_position(self) -> np.ndarray:
         """Return the last command, or where the robot was measured before the first: (columns,)."""
         commander, positions = self._commander, self._guard.state.positions

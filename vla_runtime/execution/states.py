@@ -188,14 +188,18 @@ TRANSITIONS: tuple[Transition, ...] = (
         _E.TICK,
         (_S.HOLDING, _FREEZES),
     ),
-    *_rows((_S.WAITING, _S.TRACKING, _S.APPROACHING), _E.TICK, (_S.BRAKING, _FAULT)),
+    *_rows(
+        (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.PAUSED),
+        _E.TICK,
+        (_S.BRAKING, _FAULT),
+    ),
     *_rows(
         RUNNING,
         _E.TICK,
         (_S.STOPPED, _PERSON),
     ),
     *_rows(
-        (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.BRAKING),
+        (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.BRAKING, _S.PAUSED),
         _E.TICK,
         (_S.STOPPING, _PERSON_MOVES),
     ),
@@ -206,11 +210,6 @@ TRANSITIONS: tuple[Transition, ...] = (
         (_S.HOLDING, 'the robot rests, and the fault stays'),
         (_S.WAITING, 'the robot rests, and the fault has passed'),
         (_S.APPROACHING, 'the same, outside its limits'),
-    ),
-    *_rows(
-        (_S.HOLDING, _S.LATCHED),
-        _E.TICK,
-        (_S.BRAKING, 'an episode began while the robot braked, and it still moves'),
     ),
     *_rows(
         (_S.HOLDING,),
@@ -229,7 +228,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     ),
     # ~/stop, ~/release, dry_run, shutdown
     *_rows(
-        (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.BRAKING, _S.LATCHED),
+        (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.BRAKING, _S.PAUSED),
         _E.STOP,
         (_S.STOPPING, _MOVES),
     ),
@@ -240,7 +239,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     ),
     *_rows((*RUNNING, _S.STOPPING, _S.STOPPED), _E.RELEASE, (_S.RELEASING, '')),
     *_rows(
-        (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.BRAKING, _S.LATCHED),
+        (_S.WAITING, _S.TRACKING, _S.APPROACHING, _S.BRAKING, _S.PAUSED),
         _E.DRY_RUN,
         (_S.STOPPING, _MOVES),
     ),
@@ -284,7 +283,8 @@ TRANSITIONS: tuple[Transition, ...] = (
         (_S.BRAKING, _MOVES),
         (_S.PAUSED, _STOPS),
     ),
-    *_rows((_S.STOPPING, _S.RELEASING), _E.HOME, (_S.BRAKING, _MOVES)),
+    *_rows((_S.STOPPING, _S.RELEASING, _S.PAUSED), _E.HOME, (_S.BRAKING, _MOVES)),
+    *_rows((_S.PAUSED,), _E.PAUSE, (_S.BRAKING, 'it has come home, and still moves')),
     *_rows(
         (_S.IDLE, _S.STOPPED, _S.RELEASING, _S.RELEASED),
         _E.HOME,
@@ -334,24 +334,19 @@ TRANSITIONS: tuple[Transition, ...] = (
     # ~/reset, and an episode that begins
     *_rows((_S.TRACKING, _S.APPROACHING), _E.RESET, (_S.WAITING, 'it comes to rest there')),
     *_rows((_S.TRACKING, _S.APPROACHING), _E.EPISODE, (_S.WAITING, 'it comes to rest there')),
-    *_rows((_S.BRAKING,), _E.RESET, (_S.WAITING, 'without a fault'), (_S.HOLDING, 'with one')),
     *_rows(
-        (_S.BRAKING,),
-        _E.EPISODE,
-        (_S.WAITING, 'without a fault'),
-        (_S.HOLDING, 'with one'),
-        (_S.LATCHED, 'behind a closed latch'),
+        (_S.LATCHED,),
+        _E.RESET,
+        (_S.WAITING, 'the latch is open'),
+        (_S.PAUSED, 'the latch is open, and the robot is paused'),
     ),
-    *_rows((_S.STOPPING,), _E.RESET, (_S.STOPPED, 'it comes to rest there')),
-    *_rows((_S.STOPPING,), _E.EPISODE, (_S.STOPPED, 'it comes to rest there')),
-    *_rows((_S.LATCHED,), _E.RESET, (_S.WAITING, 'the latch is open')),
     *_rows(
-        (_S.APPROACHING, _S.BRAKING),
+        (_S.APPROACHING,),
         _E.RESET,
         (_S.PAUSED, 'the robot is paused: it comes to rest there'),
     ),
     *_rows(
-        (_S.APPROACHING, _S.BRAKING),
+        (_S.APPROACHING,),
         _E.EPISODE,
         (_S.PAUSED, 'the robot is paused: it comes to rest there'),
     ),

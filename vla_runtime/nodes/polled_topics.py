@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
@@ -129,9 +130,17 @@ class HeardStatus:
         self._marks = tuple(f': {item}\0'.encode() for item in items)
         # By node, item and the process's own mark.
         self._heard: dict[tuple[str, str, str], HeardItem] = {}
+        self._taking = Lock()
 
     def take(self) -> None:
-        """Take the messages that wait. Others may look meanwhile: what they see does not change."""
+        """Take the messages that wait. Others may look meanwhile: what they see does not change.
+
+        For any thread.
+        """
+        with self._taking:
+            self._take()
+
+    def _take(self) -> None:
         now_s = time.monotonic()
         heard = self._heard.copy()
         while (raw := self._topic.take_bytes()) is not None:

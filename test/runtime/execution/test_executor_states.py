@@ -151,13 +151,6 @@ def latched_in_motion() -> Way:
     return way
 
 
-def latched_while_it_moves() -> Way:
-    """An episode begins while the robot brakes behind the latch."""
-    way = latched_in_motion().wait(2)
-    way.executor.begin_episode(way.executor.episode + 1)
-    return way
-
-
 def leading_in_motion() -> Way:
     way = tracking().led()
     hand(way, 0.3, 12)
@@ -187,7 +180,10 @@ WAYS: dict[str, tuple[State, Callable[[], Way]]] = {
     'braking outside': (S.BRAKING, braking_outside),
     'braking after a start': (S.BRAKING, lambda: tracking().stop().restart()),
     'braking behind the latch': (S.BRAKING, lambda: latched_in_motion().wait(2)),
-    'latched while it moves': (S.LATCHED, latched_while_it_moves),
+    'latched in a pause': (
+        S.LATCHED,
+        lambda: waiting(clamp_latch=1).offered(0, 2).wait(1).pause().wait(5),
+    ),
     'braking without the robot': (
         S.BRAKING,
         lambda: tracking(limit=replace(LIMIT, tracking_error=0.04)).moved(0.0).stop().restart(),
@@ -203,6 +199,16 @@ WAYS: dict[str, tuple[State, Callable[[], Way]]] = {
     'paused outside': (S.PAUSED, lambda: outside().restart().wait(5).pause().wait(60)),
     'braking to a pause': (S.BRAKING, lambda: tracking().pause()),
     'paused at home': (S.PAUSED, lambda: tracking().home().wait(200)),
+    # Three ticks before it is there.
+    'nearly at home': (
+        S.APPROACHING,
+        lambda: waiting().home().until(S.APPROACHING).wait(99),
+    ),
+    # The last tick of the way still moved it.
+    'paused at home in motion': (
+        S.PAUSED,
+        lambda: waiting().home().until(S.APPROACHING).until(S.PAUSED),
+    ),
     'on its way home': (S.APPROACHING, lambda: waiting().home().wait(5)),
     'holding while it is paused': (
         S.HOLDING,
@@ -382,3 +388,26 @@ def test_the_table_has_every_state_and_every_call_once():
     assert {row.event for row in TRANSITIONS} == set(Event) == set(CALLS.values())
     assert {row.state for row in TRANSITIONS} == {row.to for row in TRANSITIONS} == set(State)
     assert set(TRAITS) == set(State)
+
+
+@pytest.mark.parametrize(
+    ('way', 'rests'),
+    [
+        ('braking', State.HOLDING),
+        ('braking behind the latch', State.LATCHED),
+        ('braking to a pause', State.PAUSED),
+        ('stopping', State.STOPPED),
+    ],
+)
+def test_an_episode_that_begins_while_the_robot_brakes_waits_until_it_rests(way, rests):
+    """No state that says that the robot rests is ever one in which it moves."""
+    state, make = WAYS[way]
+    rig = make()
+    assert rig.executor.state is state
+    assert not rig.executor.at_rest
+    rig.executor.begin_episode(rig.executor.episode + 1)
+    while not rig.executor.at_rest:
+        assert rig.executor.state is state
+        rig.tick()
+    rig.tick()
+    assert rig.executor.state is rests

@@ -26,7 +26,7 @@ _HELD_BACK_NS = 5_000_000_000
 
 @dataclass(eq=False)
 class _Entry:
-    """A request, whether its inference has begun and for what, and the steady time of its answer."""
+    """A request, whether its inference has begun and for what, and its answer's steady time."""
 
     request: PlanRequest
     begun: bool = False
