@@ -147,6 +147,10 @@ class Command:
     seats: bool = False
     settled: bool = False
 
+    def leave_step(self) -> None:
+        """Note that no step of a plan is being executed."""
+        self.step = self.chunk = self.row = -1
+
 
 @dataclass(frozen=True)
 class SubmitResult:

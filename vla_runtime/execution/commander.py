@@ -420,7 +420,7 @@ class Commander:
             return
         command = self.command
         command.reason = Reason.BRAKING
-        command.step = command.chunk = command.row = -1
+        command.leave_step()
 
     def hold(self, reason: Reason, now_s: float | None = None, dt_s: float = 0.0) -> Command:
         """Stop where the last command was, from this very tick on."""
@@ -447,7 +447,7 @@ class Commander:
         if command.reason is not reason:
             self._counters.holds[reason] += 1
         command.reason = reason
-        command.step = command.chunk = command.row = -1
+        command.leave_step()
         command.limited = False
         if self.held_since_s is None:
             self.held_since_s = now_s
@@ -563,7 +563,7 @@ class Commander:
         speed = leader.advance(dt_s, command.setpoints, self.target, command.velocities)
         command = self._move(measured, dt_s, np.minimum(speed, self._limits.velocity) * pace)
         command.kind, command.reason = CommandKind.LEAD, Reason.LEADING
-        command.step = command.chunk = command.row = -1
+        command.leave_step()
         return command
 
     def _move(

@@ -378,8 +378,8 @@ class ChunkExecutor:
         """
         self._motion.begin_episode()
         self._replanner.begin_episode(episode, self._commander.command.setpoints)
-        if self._mode is Mode.RUNNING:
-            self._commander.leave_plan(paused=self.paused and not self._motion.braking)
+        if self._mode is Mode.RUNNING and not self._motion.braking:
+            self._commander.leave_plan(paused=self.paused)
 
     def set_parameters(self, parameters: ExecutorParameters) -> None:
         """Set other parameters from the next chunk boundary on.

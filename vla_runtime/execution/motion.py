@@ -520,6 +520,7 @@ class Motion:
         self.drop_plan()
         if braking:
             self._pace = 0.0
+            self._commander.command.leave_step()
         self.expect_first_answer()
 
     def last_position(self) -> np.ndarray:

@@ -408,6 +408,7 @@ def test_an_episode_that_begins_while_the_robot_brakes_waits_until_it_rests(way,
     rig.executor.begin_episode(rig.executor.episode + 1)
     while not rig.executor.at_rest:
         assert rig.executor.state is state
-        rig.tick()
+        # Of the plan of the episode before nothing is executed.
+        assert rig.tick().step == -1
     rig.tick()
     assert rig.executor.state is rests

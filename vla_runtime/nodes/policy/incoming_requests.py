@@ -4,7 +4,8 @@ As many wait as the policy takes before its first answer; one more replaces the 
 another episode all of them. The executor repeats an open request every 0.1 s, under the same
 number, because a transport may lose it. A repeat brings a newer plan to a request that waits for a
 frame; it changes nothing while the inference runs or its chunk is on the way. A late copy of the
-plan that was answered, or of an ended episode, is ignored: the executor sends a newer one.
+plan that was answered or of an older one, or of an ended episode, is ignored: the executor sends a
+newer one. So is a repeat of a request before one that has begun: that one's answer is for both.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _HELD_BACK_NS = 5_000_000_000
 
 @dataclass(eq=False)
 class _Entry:
-    """A request, whether its inference has begun and for what, and its answer's steady time."""
+    """A request, whether its inference has begun and for what, and its answer's steady time.
+
+    One that is to be answered anew has the time of its last answer until it begins.
+    """
 
     request: PlanRequest
     begun: bool = False
@@ -69,7 +73,7 @@ class IncomingRequests:
             if plan.episode != self.episode:
                 self._begin(plan.episode, now_ns)
             entry = self._find(plan)
-            if entry is None and self._comes_late(plan):
+            if (entry is None or entry.begun) and self._comes_late(plan):
                 return None
             if entry is None:
                 entry = _Entry(replace(plan, arrived_ns=now_ns))
@@ -80,12 +84,12 @@ class IncomingRequests:
             elif (
                 entry.answered_ns is None
                 or now_ns - entry.answered_ns < _ON_THE_WAY_NS
-                or plan.stamp_ns == entry.request.stamp_ns
+                or plan.stamp_ns <= entry.request.stamp_ns
             ):
                 return None
             else:
                 entry.request = replace(plan, arrived_ns=now_ns)
-                entry.begun, entry.answered_ns = False, None
+                entry.begun = False
                 self._prune()
             return entry.request
 
@@ -187,14 +191,20 @@ class IncomingRequests:
 
     def _comes_late(self, plan: PlanRequest) -> bool:
         """Return whether a newer request's inference began: no older answer is taken then."""
-        begun = [entry.request.request or 0 for entry in self._entries if entry.begun]
+        begun = [
+            entry.request.request or 0
+            for entry in self._entries
+            if entry.begun or entry.answered_ns is not None
+        ]
         return plan.request is not None and plan.request < max(begun, default=0)
 
     def _prune(self) -> None:
         for entry in self._waiting()[: -self._most]:
             self._entries.remove(entry)
             self.superseded += 1
-        answered = [entry for entry in self._entries if entry.answered_ns is not None]
+        answered = [
+            entry for entry in self._entries if entry.begun and entry.answered_ns is not None
+        ]
         for entry in answered[:-_REMEMBERED]:
             self._entries.remove(entry)
 

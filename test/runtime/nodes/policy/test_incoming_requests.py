@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+from thorough import examples
 
+from vla_runtime.execution.requests import Requests
 from vla_runtime.messages.trajectories import message_to_plan, plan_to_message
 from vla_runtime.nodes.policy.incoming_requests import IncomingRequests
 from vla_runtime.types import PlanRequest
 
 MS = 1_000_000
+STAGES = 2
 
 
 def plan(request: int | None, episode: int = 0, stamp_ns: int = 0) -> PlanRequest:
@@ -261,3 +267,96 @@ def test_a_request_without_a_number_is_answered_whatever_began_after_it() -> Non
     incoming.begin(received(incoming, 2, 1), 'blue')
     incoming.turn_to('blue', alone)
     assert incoming.next() is alone
+
+
+class Exchange(RuleBasedStateMachine):
+    """An executor's requests, a lossy transport, and a policy with an inference in each of stages.
+
+    Whatever is lost, repeated, late or changed meanwhile, answers come in the order of their
+    numbers, each for the instruction of its moment, and in the end nothing is left waiting.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests, self.incoming = Requests(), IncomingRequests()
+        self.requests.most = self.incoming.most = STAGES
+        self.now_ns = 0
+        self.instruction = 0
+        self.on_the_way: list[PlanRequest] = []
+        # What the policy works on, oldest first, and for which instruction.
+        self.stages: deque[tuple[PlanRequest, int]] = deque()
+        # Answers that the executor heard.
+        self.heard: list[int] = []
+
+    @rule(ms=st.integers(1, 300))
+    def time_passes(self, ms: int) -> None:
+        self.now_ns += ms * MS
+        again = self.requests.send_again(self.now_ns * 1e-9)
+        if again is not None:
+            self.on_the_way.append(plan(again.number, stamp_ns=self.now_ns))
+
+    @rule()
+    def executor_asks(self) -> None:
+        if len(self.requests.open) < self.requests.most:
+            number = self.requests.ask(self.now_ns * 1e-9, self.now_ns).number
+            self.on_the_way.append(plan(number, stamp_ns=self.now_ns))
+
+    @rule(place=st.integers(0, 9), lost=st.booleans(), twice=st.booleans())
+    def a_message_arrives(self, place: int, lost: bool, twice: bool) -> None:
+        if not self.on_the_way:
+            return
+        message = self.on_the_way.pop(min(place, len(self.on_the_way) - 1))
+        for _ in range((not lost) + (twice and not lost)):
+            self.incoming.receive(message, self.now_ns)
+
+    @rule(waits=st.booleans())
+    def an_inference_begins(self, waits: bool) -> None:
+        request = self.incoming.next()
+        if request is None or len(self.stages) == STAGES:
+            return
+        self.incoming.begin(request, str(self.instruction))
+        if waits:
+            # No frame is there yet.
+            self.incoming.wait(request)
+        else:
+            self.stages.append((request, self.instruction))
+
+    @rule(fails=st.booleans(), arrives=st.booleans())
+    def an_inference_ends(self, fails: bool, arrives: bool) -> None:
+        if not self.stages:
+            return
+        request, instruction = self.stages.popleft()
+        if fails:
+            self.incoming.fail(request)
+        elif instruction != self.instruction:
+            self.incoming.turn_to(str(self.instruction), request)
+        else:
+            self.answer(request, arrives)
+
+    def answer(self, request: PlanRequest, arrives: bool) -> None:
+        assert request.request is not None
+        self.incoming.answer(request, self.now_ns)
+        if arrives:
+            # A message that was long on the way looks like an answer that was lost.
+            assert request.request >= max(self.heard, default=0)
+            self.heard.append(request.request)
+            self.requests.answer(request.request)
+
+    @rule()
+    def the_instruction_changes(self) -> None:
+        self.instruction += 1
+
+    def teardown(self) -> None:
+        """A transport that works, and a policy that answers: nothing waits in the end."""
+        for _ in range(40):
+            self.time_passes(120)
+            while self.on_the_way:
+                self.a_message_arrives(0, lost=False, twice=False)
+            self.an_inference_begins(waits=False)
+            self.an_inference_ends(fails=False, arrives=True)
+        assert not self.requests.open
+        assert self.incoming.next() is None
+
+
+Exchange.TestCase.settings = examples(300)
+TestExchange = Exchange.TestCase
