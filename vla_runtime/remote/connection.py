@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import socket
 import ssl
-import struct
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Timer
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
@@ -66,7 +66,9 @@ class ServerAddress:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            usable = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+            usable = parts.scheme in _SCHEMES and parts.port != 0 and not parts.fragment
+            # A name of the network, which has parts of up to 63 characters.
+            usable = usable and bool((parts.hostname or '').encode('idna'))
         except ValueError:
             usable = False
         if not usable:
@@ -141,10 +143,17 @@ class ServerConnection:
         from websockets.exceptions import ConnectionClosed
 
         end_s = monotonic() + self._address.timeout_s
+        # A server that stands still takes no bytes; with TLS a socket's own limit ends no send.
+        limit = Timer(self._address.timeout_s, self._break_off)
+        limit.daemon = True
+        limit.start()
         try:
             self._socket.send(message)
         except ConnectionClosed as error:
-            raise self._lost(_why_closed(error)) from None
+            late = monotonic() >= end_s
+            raise self._late() if late else self._lost(_why_closed(error)) from None
+        finally:
+            limit.cancel()
         reply = self._receive(end_s)
         if isinstance(reply, str):
             raise ServerRefusalError(self._address.url, one_line(reply, _LONGEST_REASON))
@@ -169,10 +178,13 @@ class ServerConnection:
 
     def drop(self) -> None:
         """Close at once, whatever the other side does."""
+        self._break_off()
+        self._open.close()
+
+    def _break_off(self) -> None:
         # It may be closed already.
         with suppress(OSError):
             self._socket.socket.shutdown(socket.SHUT_RDWR)
-        self._open.close()
 
     def _receive(self, end_s: float) -> Any:
         """Return the next message; a text as it is."""
@@ -181,9 +193,7 @@ class ServerConnection:
         try:
             data = self._socket.recv(timeout=max(0.0, end_s - monotonic()))
         except TimeoutError:
-            raise self._lost(
-                f'no answer within {self._address.timeout_s:g} s (server_timeout_s)'
-            ) from None
+            raise self._late() from None
         except ConnectionClosed as error:
             raise self._lost(_why_closed(error)) from None
         if isinstance(data, str):
@@ -192,6 +202,9 @@ class ServerConnection:
             return unpack(data)
         except MessageError as error:
             raise self._lost(f'the answer cannot be read: {error}') from None
+
+    def _late(self) -> ServerLostError:
+        return self._lost(f'no answer within {self._address.timeout_s:g} s (server_timeout_s)')
 
     def _lost(self, why: str) -> ServerLostError:
         return ServerLostError(f'{self._address.url}: {why}')
@@ -217,13 +230,9 @@ def _connect(address: ServerAddress, opened_here: ExitStack) -> Any:
         raise ValueError(f'{_CA_FILE} {address.ca_file}: no certificates: {error}') from None
     except OSError as error:
         if address.ca_file is not None and not address.ca_file.is_file():
-            raise ValueError(f'{_CA_FILE} {address.ca_file}: no such file') from None
+            raise ValueError(f'{_CA_FILE} {address.ca_file}: is no file') from None
         raise ServerLostError(f'{url}: no server can be reached ({error}); {start}') from None
-    # A server that stands still takes no bytes either; receiving has time limits of its own.
-    seconds = int(address.timeout_s)
-    limit = struct.pack('ll', seconds, int((address.timeout_s - seconds) * 1e6))
     opened.settimeout(None)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     try:
         connection = connect(
             url,

@@ -42,7 +42,7 @@ class ServerLink:
         note: called with a sentence when the server is lost, refused or back; by any thread.
 
     Attributes:
-        contract: as the first connection had it.
+        contract: as the newest connection had it; of the same policy, run the same way.
         session_id: name of the robot's session, which later connections go on with.
         reconnects: connections after the first.
 
@@ -128,7 +128,7 @@ class ServerLink:
         while not self._closed.wait(pause_s):
             pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
             try:
-                connection = self._same_policy()
+                connection, contract = self._same_policy()
             # A server may say anything, and this thread alone can find a better one.
             except Exception as error:
                 why = str(error) or type(error).__name__
@@ -143,12 +143,14 @@ class ServerLink:
                     connection.drop()
                     return
                 self._connection, self._why = connection, ''
+                # Versions and threads may be others.
+                self.contract = contract
                 self.session_id = self.session_id or _session_of(connection)
                 self.reconnects += 1
             self._note(f'{self.address.url}: connected again')
             return
 
-    def _same_policy(self) -> ServerConnection:
+    def _same_policy(self) -> tuple[ServerConnection, Contract]:
         connection = ServerConnection(self.address)
         try:
             found = read_contract(connection.metadata)
@@ -169,7 +171,7 @@ class ServerLink:
         except BaseException:
             connection.drop()
             raise
-        return connection
+        return connection, found
 
 
 def _session_of(connection: ServerConnection) -> str:

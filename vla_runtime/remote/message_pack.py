@@ -64,7 +64,9 @@ def unpack(data: bytes) -> Any:
     except MessageError:
         raise
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException):
-        raise MessageError('the frame is no MessagePack message, or a part of one') from None
+        raise MessageError(
+            'the frame is no MessagePack message with texts as keys, or a part of one'
+        ) from None
     except MemoryError:
         raise MessageError('there is no memory for a message of this size') from None
 

@@ -45,7 +45,12 @@ from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import between
 from vla_runtime.engines.preflight import BACKENDS
-from vla_runtime.family.declaration import MOST_DENOISE_STEPS, token_dims, with_cameras
+from vla_runtime.family.declaration import (
+    MOST_DENOISE_STEPS,
+    observation_steps,
+    token_dims,
+    with_cameras,
+)
 from vla_runtime.family.listing import find_family, performance_figures, preset, preset_names
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.quotes import quoted
@@ -297,7 +302,9 @@ def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
     rows: tuple[int, ...] = (1, 2)
     if published is not None:
         name, dims = published
-        dims = with_cameras(dims, views or dims.cameras)
+        if views:
+            # Each has a frame of every step.
+            dims = with_cameras(dims, views * (observation_steps(dims) or 1))
         counts, family = count_operations(name, dims), find_family(name)
         steps = family.denoise_steps
         # Without language there is no second prompt row.

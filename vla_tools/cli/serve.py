@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from vla_runtime.cli._numbers import at_least, between
 from vla_runtime.engines.devices import MOST_THREADS
-from vla_runtime.engines.preflight import AUTO, PRECISIONS
+from vla_runtime.engines.preflight import AUTO, BACKENDS, PRECISIONS
 
 if TYPE_CHECKING:
     from vla_tools.serve.app import PolicyServer
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 # Longest that a policy's thread keeps the interpreter from pings; Python's default is 5 ms.
 _SWITCH_INTERVAL_S = 0.001
+_MESSAGE_MIB = 64
 _INSTALL = "./run exec pip install -e '.[fleet]', or pip install '.[fleet]' in the source folder"
 
 
@@ -61,7 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve the first bundle on NVIDIA's wire too, whose clients use 5555 (default: not)",
     )
     parser.add_argument(
-        '--backend', default=AUTO, help='runs the networks (default: auto, the first in order)'
+        '--backend',
+        choices=[AUTO, *BACKENDS],
+        default=AUTO,
+        help='runs the networks (default: auto, the first in order)',
     )
     parser.add_argument('--device', help='cpu, cuda, cuda:N (default: cpu; with tensorrt: cuda)')
     parser.add_argument(
@@ -118,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     edges.add_argument(
         '--max-message-mib',
         type=between(1, 1024),
-        default=64,
+        default=_MESSAGE_MIB,
         metavar='N',
         help='largest request (default: 64)',
     )
@@ -212,9 +216,9 @@ def _main_of_fleet(arguments: argparse.Namespace) -> int:
             arguments.ray_config.write_text(text, encoding='utf-8')
             print(f'{arguments.ray_config}: deploy it with: serve deploy {arguments.ray_config}')
             return 0
-        require_ray()
-        if find_spec('fastapi') is None:
+        if find_spec('ray') is None or find_spec('fastapi') is None:
             raise ValueError(f'--ray needs Ray Serve, which is not installed; {_INSTALL}')
+        require_ray()
         from vla_tools.serve.fleet import deployed, wait_for_signal
 
         with deployed(written):
@@ -231,21 +235,23 @@ def _fleet_config(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what Ray is to deploy; ValueError where a bundle or an option is not for a fleet."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_tools.serve.fleet_config import fleet_config
-    from vla_tools.serve.request_keys import read_key_mapping
+    from vla_tools.serve.request_keys import RequestKeys, read_key_mapping
     from vla_tools.serve.served_policy import ServeOptions
 
     if len(arguments.bundles) > 1:
         raise ValueError('--ray serves one bundle; start a fleet for each, on ports of their own')
     if arguments.zmq_port is not None or not arguments.port:
         raise ValueError('--ray: --zmq-port and --port 0 are for one server without Ray')
+    if arguments.max_message_mib != _MESSAGE_MIB:
+        raise ValueError("--ray: --max-message-mib is for one server; Ray's own limit holds")
     _checked_edges(arguments)
     # Found wrong here, not on a machine of the cluster.
     folder = arguments.bundles[0].resolve()
-    read_bundle(folder)
+    spec = read_bundle(folder).spec
     options = _serve_options(arguments)
     ServeOptions(**options)
     if arguments.keys is not None:
-        read_key_mapping(arguments.keys)
+        RequestKeys(spec, read_key_mapping(arguments.keys))
     policy = {
         'bundle': str(folder),
         'replicas': arguments.replicas,

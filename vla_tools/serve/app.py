@@ -75,6 +75,8 @@ class PolicyServer:
         self._keys, self._load = keys, load
         # Policies that another one has replaced, until their robots have gone.
         self._replaced: list[ServedPolicy] = []
+        # Names that were served before, and whose robots get the bundle that came after.
+        self._followed_by: dict[str, str] = {}
         self._loader = ThreadPoolExecutor(1, thread_name_prefix='load')
         self._loading: Future[ServedPolicy] | None = None
         self._limits, self._zmq = limits or WireLimits(), zmq
@@ -89,6 +91,7 @@ class PolicyServer:
                 WebSocketRoute('/policies/{name}', self._openpi),
                 WebSocketRoute(vla_eval.PATH, self._vla_eval),
                 WebSocketRoute('/policies/{name}' + vla_eval.PATH, self._vla_eval),
+                WebSocketRoute('/{path:path}', self._no_such_path),
                 Route('/', self._status),
                 Route('/healthz', self._health),
                 Route('/ready', self._ready),
@@ -174,9 +177,18 @@ class PolicyServer:
         )
         await self._run(socket, talk)
 
+    async def _no_such_path(self, socket: WebSocket) -> None:
+        paths = ', '.join((*PATHS, '/policies/NAME', vla_eval.PATH))
+        await socket.send_denial_response(
+            PlainTextResponse(f'no policy at this path; there are: {paths}\n', 404)
+        )
+
     async def _served(self, socket: WebSocket) -> ServedPolicy | None:
         """Return the policy that a client asks for; None once it was told why there is none."""
-        served = self._policies.get(socket.path_params.get('name', self._first))
+        name = socket.path_params.get('name', self._first)
+        while name not in self._policies and name in self._followed_by:
+            name = self._followed_by[name]
+        served = self._policies.get(name)
         if served is None:
             known = ', '.join(self._policies)
             await socket.send_denial_response(
@@ -220,6 +232,8 @@ class PolicyServer:
             raise HTTPException(BUSY, f'{SHUTTING_DOWN}\n')
         self._replaced.append(self._policies.pop(self._first))
         self._policies[name] = served
+        self._followed_by[self._first] = name
+        self._followed_by.pop(name, None)
         self._first = name
         for one in self._policies.values():
             one.metadata['policies'] = list(self._policies)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.files import typed_yaml
+from vla_runtime.files.quotes import quoted
 from vla_tools.serve.request_keys import KeysFile
 
 _TASK = 'annotation.human.task_description'
@@ -32,17 +34,20 @@ class Modalities:
         Without groups in the file all numbers have the names `state` and `action`.
 
         Raises:
-            ValueError: groups that leave out a name, or have one twice.
+            ValueError: groups that leave out a name, or have one twice or one of nothing; two
+                videos of a camera.
         """
         file = file or KeysFile()
-        cameras = [camera.name for camera in spec.cameras if camera.present]
-        mapped = {
-            key.removeprefix('video/'): camera
-            for key, camera in file.images.items()
-            if key.startswith('video/')
-        }
+        videos = {camera.name: camera.name for camera in spec.cameras if camera.present}
+        for key, camera in file.images.items():
+            if key.startswith('video/'):
+                # A client fills every name that it is told, and a camera has one image.
+                if videos.pop(camera, None) is None:
+                    raise ValueError(f'images.{key}: a second video of the camera {camera!r}')
+                videos[key.removeprefix('video/')] = camera
+        _check_groups(file.groups, spec)
         return cls(
-            {**{name: name for name in cameras}, **mapped},
+            videos,
             _columns(file.groups, spec.state_names, 'state'),
             _columns(file.groups, spec.action_names, 'action'),
         )
@@ -55,6 +60,17 @@ class Modalities:
             for kind, names in named.items()
         }
         return {**found, 'language': {'modality_keys': [_TASK], 'delta_indices': [0]}}
+
+
+def _check_groups(groups: Mapping[str, str], spec: BundleSpec) -> None:
+    known = [*spec.state_names, *spec.action_names]
+    for group, words in groups.items():
+        for name in words.replace(',', ' ').split():
+            if name not in known:
+                raise ValueError(
+                    f'groups.{group}: the policy has no {quoted(name)}'
+                    f'{typed_yaml.did_you_mean(name, known)}'
+                )
 
 
 def _columns(

@@ -18,6 +18,23 @@ from vla_runtime.remote.message_pack import MessageError
 
 IMAGE, STATE = 'observation/image', 'observation/state'
 INSTRUCTION = ('prompt', 'instruction')
+EARLIER = 'observation/earlier_states'
+SETTINGS = 'settings/'
+# Stamps of camera frames and states, nanoseconds: ages in the prefix cache are between them.
+STAMPS = 'stamps/'
+# Keys beside those of the observation.
+FIELDS = (
+    'endpoint',
+    'session_id',
+    'seed',
+    'number',
+    'noise',
+    'plan',
+    'executed_steps',
+    'delay_steps',
+    'age',
+    'report',
+)
 # What openpi's robots call a camera, and what a policy of theirs may call it, the likeliest first.
 # The last names are those of openpi's own network.
 _CAMERAS: Mapping[str, tuple[str, ...]] = {
@@ -94,7 +111,7 @@ class RequestKeys:
         ignored: keys that are not read.
 
     Raises:
-        ValueError: the file names a camera that the bundle does not have.
+        ValueError: the file names a camera that the bundle does not have, or one of `FIELDS`.
     """
 
     def __init__(self, spec: BundleSpec, file: KeysFile | None = None) -> None:
@@ -110,6 +127,9 @@ class RequestKeys:
                 self.unfit[key] = f'this policy has no camera of that name; its cameras: {known}'
             else:
                 self.images[key] = camera
+        for key in (*file.images, *file.state, file.instruction, *file.ignore):
+            if key in FIELDS or key.startswith((SETTINGS, STAMPS)):
+                raise ValueError(f'{quoted(key)}: is a field of every request, no key of a client')
         for key, camera in file.images.items():
             if camera not in cameras:
                 raise ValueError(
@@ -119,6 +139,7 @@ class RequestKeys:
             self.images[key] = camera
             self.unfit.pop(key, None)
         self.ignored = frozenset(file.ignore)
+        self.images = {key: name for key, name in self.images.items() if key not in self.ignored}
         taken = {*file.state, *file.ignore}
         usual = tuple(keys for keys in _STATES if taken.isdisjoint(keys))
         self.states = (file.state, *usual) if file.state else usual
@@ -133,6 +154,7 @@ class RequestKeys:
             yield from keys
         yield from self.names
         yield from self.instruction
+        yield from FIELDS
 
     def refuse(self, key: str) -> NoReturn:
         """Refuse a key that is of no field (MessageError): says why, and what mends it."""

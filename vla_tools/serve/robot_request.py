@@ -9,34 +9,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.bundle.schema import BundleSpec, earlier_name
+from vla_runtime.family.declaration import observation_steps
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.setting_fields import from_values, settings_of, values_of
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.remote.message_pack import MessageError
 from vla_runtime.types import Observation
-from vla_tools.serve.request_keys import RequestKeys
+from vla_tools.serve.request_keys import EARLIER, FIELDS, SETTINGS, STAMPS, RequestKeys
 from vla_tools.serve.wire_images import read_image
 
 Endpoint = Literal['infer', 'reset']
-EARLIER = 'observation/earlier_states'
-SETTINGS = 'settings/'
-# Stamps of camera frames and states, nanoseconds: ages in the prefix cache are between them.
-STAMPS = 'stamps/'
-# Keys beside those of the observation.
-FIELDS = (
-    'endpoint',
-    'session_id',
-    'seed',
-    'number',
-    'noise',
-    'plan',
-    'executed_steps',
-    'delay_steps',
-    'age',
-    'report',
-)
 _RESET_FIELDS = {'endpoint', 'session_id', 'seed'}
 _MOST_PLAN = 4096
 _MOST_WORDS = 4096
@@ -84,6 +68,12 @@ class RequestReader:
     def __init__(self, spec: BundleSpec, keys: RequestKeys, settings: PolicySettings) -> None:
         self._spec, self._keys = spec, keys
         self._defaults = values_of(settings)
+        # A robot may tell the stamps of images that it leaves out, too.
+        stamped = (*spec.camera_names, 'state')
+        earlier = range(1, observation_steps(spec.dims) or 1)
+        self._stamps = {f'{STAMPS}{name}' for name in stamped} | {
+            f'{STAMPS}{earlier_name(name, ago)}' for name in stamped for ago in earlier
+        }
         self._settings = {row.name for row in settings_of(PolicySettings)}
         self._takes_steps = find_family(spec.family).takes_steps
 
@@ -116,6 +106,11 @@ class RequestReader:
             raise MessageError('plan, executed_steps: this policy continues no plan')
         if plan is not None and not 0 < len(plan) <= _MOST_PLAN:
             raise MessageError(f'plan: {len(plan)} rows; send 1 to {_MOST_PLAN}, or none')
+        settings = self._read_settings(fields)
+        if settings is not None and f'{SETTINGS}seed' in fields:
+            if seed not in (None, settings.seed):
+                raise MessageError('seed and settings/seed: two seeds; send one of them')
+            seed = settings.seed
         return RobotRequest(
             endpoint='infer',
             observation=observation,
@@ -126,7 +121,7 @@ class RequestReader:
             plan=plan,
             executed_steps=executed,
             delay_steps=_whole(fields, 'delay_steps', _MOST_PLAN) or 0,
-            settings=self._read_settings(fields),
+            settings=settings,
             gives_rtc_mode=f'{SETTINGS}rtc_mode' in fields,
             age_s=_seconds(fields, 'age'),
             wants_report=_truth(fields, 'report'),
@@ -148,7 +143,8 @@ class RequestReader:
                 key in FIELDS
                 or key in keys.ignored
                 or key == EARLIER
-                or key.startswith((SETTINGS, STAMPS))
+                or key in self._stamps
+                or key.startswith(SETTINGS)
                 or key in keys.instruction
                 or any(key in parts for parts in keys.states)
             ):
@@ -166,8 +162,7 @@ class RequestReader:
             earlier_states=() if earlier is None else tuple(earlier),
             stamps_ns={
                 key.removeprefix(STAMPS): _whole(fields, key, 2**63 - 1) or 0
-                for key in fields
-                if key.startswith(STAMPS)
+                for key in self._stamps & set(fields)
             },
         )
 
@@ -225,6 +220,8 @@ class RequestReader:
             return None
         if unknown := sorted(set(given) - self._settings):
             raise MessageError(f'{SETTINGS}{unknown[0][:60]}: no setting of a policy')
+        if given.get('pipeline', 'latency') != 'latency':
+            raise MessageError(f'{SETTINGS}pipeline: the server decides what runs together')
         values = {
             name: value.item() if isinstance(value, np.generic) else value
             for name, value in given.items()
@@ -277,7 +274,7 @@ def _seconds(fields: Mapping[str, Any], key: str) -> float | None:
         return None
     value = _number(key, fields[key])
     if not 0.0 <= value < 1e6:
-        raise MessageError(f'{key}: {value} s; expected 0 or more seconds')
+        raise MessageError(f'{key}: {value:g} s; expected 0 to 1e6 seconds')
     return value
 
 
@@ -303,7 +300,9 @@ def _array(fields: Mapping[str, Any], key: str, axes: int) -> np.ndarray | None:
         raise MessageError(f'{key}: expected numbers in an array of up to {axes} axes')
     # Of a big-endian client, too.
     array = array.astype(np.float64)
-    if not np.isfinite(array).all():
-        where = np.argwhere(~np.isfinite(np.atleast_1d(array)))[0].tolist()
-        raise MessageError(f'{key}: the number at {where} is not finite')
+    # The networks compute in float32.
+    usable = np.abs(array) <= np.finfo(np.float32).max
+    if not usable.all():
+        where = np.argwhere(~np.atleast_1d(usable))[0].tolist()
+        raise MessageError(f'{key}: the number at {where} is not finite, or too large')
     return array

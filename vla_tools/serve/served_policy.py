@@ -164,7 +164,13 @@ class ServedPolicy:
         self._connected = len(self.sessions.connected)
 
     async def reset(self, session: RobotSession, request: RobotRequest) -> None:
-        """Begin a new episode of this session alone."""
+        """Begin a new episode of this session alone.
+
+        Raises:
+            ValueError: a seed for a policy without noise; the session is as before.
+        """
+        if request.seed is not None:
+            self._policy.check(replace(self._policy.settings, seed=request.seed))
         session.last_chunk, session.seed = None, request.seed
 
         def work() -> None:
@@ -260,7 +266,10 @@ def _plan(session: RobotSession, request: RobotRequest) -> CommittedPlan | None:
     rows: np.ndarray | None = request.plan
     if request.executed_steps is not None:
         if session.last_chunk is None:
-            raise MessageError('executed_steps: this session has had no chunk yet')
+            raise MessageError(
+                'executed_steps: this connection has had no chunk yet; send what is left of one '
+                'that came through another as plan'
+            )
         rows = session.last_chunk[request.executed_steps :]
     if rows is None or not len(rows):
         if request.delay_steps:

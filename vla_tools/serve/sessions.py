@@ -34,8 +34,8 @@ class RobotSession:
         engine: its prefix cache and inference numbers; None before its first request. Only the
             engine's thread touches it.
         seed: seed of the noise; None: the server's.
-        last_chunk: (H, actions) float64 of its last answer, for `executed_steps`; None after a
-            reset.
+        last_chunk: (H, actions) float64 of the last answer to this connection, for
+            `executed_steps`: one to an earlier connection may not have come. None after a reset.
         connected: it has a connection.
         ended: it is in no table any more; a request of it that still waits is refused.
         left_s: steady time at which its connection went.
@@ -110,7 +110,7 @@ class SessionTable:
             raise SessionError(
                 'session_id: this session has a connection already; one robot uses one session'
             )
-        session.connected = True
+        session.connected, session.last_chunk = True, None
         return session
 
     def move(self, session: RobotSession, name: str | None) -> RobotSession:

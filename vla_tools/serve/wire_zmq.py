@@ -84,6 +84,7 @@ class ZmqWire:
         # Answers that a client does not take are dropped.
         self._bound.setsockopt(zmq.SNDHWM, 4)
         self._bound.setsockopt(zmq.LINGER, 1000)
+        self._bound.setsockopt(zmq.IPV6, 1)
         try:
             self._bound.bind(address)
         except zmq.ZMQError as error:
@@ -209,13 +210,15 @@ class ZmqWire:
 
     def _request(self, data: Any) -> RobotRequest:
         fields: dict[str, Any] = {}
-        state = np.full(len(self._served.spec.state), np.nan)
+        state, given = np.full(len(self._served.spec.state), np.nan), set[str]()
         for key, value in flatten(data).items():
             if key.startswith(_VIDEO):
                 name = key.removeprefix(_VIDEO)
                 camera = self._modalities.videos.get(name)
                 if camera is None:
                     raise MessageError(f'video.{name[:60]}: this policy has no such camera')
+                if f'{IMAGE}/{camera}' in fields:
+                    raise MessageError(f'video.{name[:60]}: a second image of the camera {camera}')
                 fields[f'{IMAGE}/{camera}'] = _only(f'video.{name}', value, 5)
             elif key.startswith(_STATE):
                 name = key.removeprefix(_STATE)
@@ -226,10 +229,16 @@ class ZmqWire:
                 if numbers.shape != (len(columns),) or numbers.dtype.kind not in 'fiu':
                     raise MessageError(f'state.{name}: expected {len(columns)} numbers')
                 state[list(columns)] = numbers
+                given.add(name)
             elif key.startswith(_LANGUAGE):
-                fields['prompt'] = _words(key.removeprefix(_LANGUAGE), value)
-            elif not key.startswith('options'):
-                raise MessageError(f'{quoted(key)}: no field of a request')
+                name = key.removeprefix(_LANGUAGE)
+                if 'prompt' in fields:
+                    raise MessageError(f'language.{name[:60]}: a second text; send one')
+                fields['prompt'] = _words(name, value)
+            elif key != 'options' or value is not None:
+                raise MessageError(f'{quoted(key)}: no field of a request, which has no options')
+        if missing := [name for name in self._modalities.state if name not in given]:
+            raise MessageError(f'state.{missing[0]}: is missing')
         return self._served.reader.read({**fields, STATE: state})
 
 

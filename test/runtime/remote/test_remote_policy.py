@@ -87,8 +87,15 @@ def local(bundle: Path) -> Iterator[Policy]:
 
 
 @contextmanager
-def remote(url: str, timeout_s: float = PATIENCE_S, **others: Any) -> Iterator[RemotePolicy]:
-    policy = RemotePolicy(address(url, timeout_s), SETTINGS, **others)
+def remote(
+    url: str,
+    timeout_s: float = PATIENCE_S,
+    key: str = '',
+    ca_file: Path | None = None,
+    **others: Any,
+) -> Iterator[RemotePolicy]:
+    where = address(url, timeout_s, key=key, ca_file=ca_file)
+    policy = RemotePolicy(where, SETTINGS, **others)
     try:
         yield policy
     finally:
@@ -279,11 +286,29 @@ def test_key_and_certificate_are_checked(bundle: Path, tmp_path: Path) -> None:
                 fetch_contract(address(url, key=key, ca_file=certificate))
         found = fetch_contract(address(url, key=read_server_key(file), ca_file=certificate))
         assert found.backend == 'torch'
+        # A server that stands still takes no bytes of an encrypted frame either.
+        with remote(url, 1.0, key=KEY, ca_file=certificate) as policy:
+            wait_for(lambda: answers(policy, 1))
+            server.send(signal.SIGSTOP)
+            begin_s = time.monotonic()
+            large = {name: np.zeros((2000, 2000, 3), np.uint8) for name in ('top', 'wrist')}
+            try:
+                with pytest.raises(ServerLostError):
+                    policy.infer(replace(stamped(2), images=large))
+            finally:
+                server.send(signal.SIGCONT)
+            assert time.monotonic() - begin_s < 10.0
     finally:
         server.kill()
 
 
-@pytest.mark.parametrize('url', ['box:8000', 'http://box', 'ws://', 'ws://box:port', 'ws://box:0'])
+@pytest.mark.parametrize(
+    'url',
+    [
+        *('box:8000', 'http://box', 'ws://', 'ws://box:port', 'ws://box:0', 'ws://box/#x'),
+        f'ws://{"b" * 70}:8000',
+    ],
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match='server'):
         ServerAddress(url)

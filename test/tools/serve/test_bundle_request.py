@@ -31,8 +31,8 @@ def post(server: Running, body: Any, headers: dict[str, str] | None = None) -> A
         return json.loads(answer.read())
 
 
-def client(server: Running) -> Client:
-    return Client(server.url, additional_headers=HEADERS)
+def client(server: Running, path: str = '') -> Client:
+    return Client(server.url + path, additional_headers=HEADERS)
 
 
 @pytest.fixture
@@ -59,6 +59,8 @@ def test_new_sessions_get_the_new_bundle_and_old_ones_keep_theirs(folder):
         found = post(server, {'bundle': 'second'})
         with client(server) as new:
             assert new.metadata['policy'] == 'second' != old.metadata['policy']
+            with client(server, '/policies/tiny') as by_its_old_name:
+                assert by_its_old_name.metadata['policy'] == 'second'
             assert new.metadata['bundle_sha256'] == found['bundle_sha256']
             new.actions(request(1))
             np.testing.assert_array_equal(old.actions(request(1, number=0)), chunk)

@@ -153,6 +153,27 @@ def test_a_plan_that_is_over_or_was_never_there(client: Client) -> None:
     assert 'executed_steps' in client.ask(request(executed_steps=1))
 
 
+def test_steps_are_counted_in_a_chunk_of_this_connection_alone(server: Running) -> None:
+    """Whether a robot got the last one before it lost its link, nobody here knows."""
+    with Client(server.url) as client:
+        last = client.actions(request(1, number=0))
+        name = client.metadata['session_id']
+    wait_for(lambda: not any(one.name == name for one in server.served.sessions.connected))
+    with Client(server.url) as client:
+        told = client.ask(request(2, session_id=name, executed_steps=3))
+        assert isinstance(told, str) and told.startswith('executed_steps')
+        facts = client.ask(request(2, session_id=name, plan=last[3:]))['vla_runtime']
+        assert facts['rtc_mode'] == 'guided'
+
+
+def test_a_seed_among_the_settings_is_the_requests_own(client: Client) -> None:
+    client.ask({'endpoint': 'reset', 'seed': 5})
+    asked = request(1, number=0, settings={'seed': 8})
+    assert client.ask(asked)['vla_runtime']['seed'] == 8
+    assert client.ask(request(1))['vla_runtime']['seed'] == 5
+    assert client.ask({**asked, 'seed': 3}).startswith('seed')
+
+
 def test_the_age_of_an_observation_goes_on_at_the_server(client: Client) -> None:
     facts = client.ask(request(age=0.5))['vla_runtime']
     assert 500.0 < facts['observation_age_ms'] < 500.0 + PATIENCE_S * 1e3

@@ -144,7 +144,21 @@ def test_a_usual_key_that_is_ignored_is_not_read(tmp_path: Path) -> None:
     assert found is not None and found.instruction == 'go' and not found.state.any()
 
 
-@pytest.mark.parametrize('text', ['images: [a]', 'imagse: {}', 'images: {a: nowhere}', '{', 'x'])
+def test_a_camera_whose_key_is_ignored_has_no_second_image() -> None:
+    file = KeysFile(ignore=('images/top',))
+    pixels = np.zeros((4, 4, 3), np.uint8)
+    message = {'images': {'top': pixels}, 'observation/image/top': pixels, 'prompt': 'go'}
+    found = read(spec_of(('top',), 3), {**message, 'observation/state': np.zeros(3)}, file)
+    assert found.observation is not None and [*found.observation.images] == ['top']
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        *('images: [a]', 'imagse: {}', 'images: {a: nowhere}', '{', 'x'),
+        *('ignore: [seed]', 'images: {plan: top}', 'ignore: [settings/seed]', 'state: [noise]'),
+    ],
+)
 def test_a_file_that_does_not_fit_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / 'keys.yaml'
     path.write_text(text)

@@ -146,6 +146,11 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     ('report', {'report': 1}),
     ('stamps/top', {'stamps': {'top': -1}}),
     ('stamps/top', {'stamps': {'top': 'now'}}),
+    ("'stamps/foo'", {'stamps': {'foo': 1}}),
+    ('noise', {'noise': np.full((8, 8), 1e300)}),
+    ('seed', {'seed': 1, 'settings': {'seed': 2}}),
+    ('settings/pipeline', {'settings': {'pipeline': 'throughput'}}),
+    ("'executed_step': no field of a request; did you mean 'executed_steps'", {'executed_step': 1}),
 ]
 
 

@@ -102,12 +102,12 @@ def test_a_refused_handshake_is_one_line_that_says_why(
 ) -> None:
     with running(bundle, keys=(KEY,)) as server:
         headers = {'Authorization': f'Api-Key {KEY}'}
-        for path, sent in (('', {}), ('/policies/none', headers)):
+        for path, sent in (('', {}), ('/policies/none', headers), ('/nowhere', headers)):
             with pytest.raises(InvalidStatus):
                 Client(server.url + path, additional_headers=sent)
-        wait_for(lambda: len(caplog.records) == 2)
+        wait_for(lambda: len(caplog.records) == 3)
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
-    for (level, line), status in zip(said, (401, 404), strict=True):
+    for (level, line), status in zip(said, (401, 404, 404), strict=True):
         assert level == 'WARNING' and '127.0.0.1' in line and str(status) in line
 
 

@@ -136,13 +136,16 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     ),
     'state.state': ('get_action', {'observation': seen(1, state={'state': np.zeros((1, 1, 2))})}),
     'state.legs': ('get_action', {'observation': seen(1, state={'legs': np.zeros((1, 1, 2))})}),
-    'observation/state': ('get_action', {'observation': seen(1, state={})}),
+    'state.state: is missing': ('get_action', {'observation': seen(1, state={})}),
     'observation/image/wrist': (
         'get_action',
         {'observation': seen(1, video={'top': np.zeros((1, 1, 4, 4, 3), np.uint8)})},
     ),
     'language': ('get_action', {'observation': seen(1, language={'task': [['a', 'b']]})}),
     'prompt': ('get_action', {'observation': seen(1, language={})}),
+    'language.b': ('get_action', {'observation': seen(1, language={'a': [['x']], 'b': [['y']]})}),
+    'options/steps': ('get_action', {'observation': seen(1), 'options': {'steps': 4}}),
+    'optionsfoo': ('get_action', {'observation': seen(1), 'optionsfoo': 4}),
     "'observation/smell'": ('get_action', {'observation': seen(1, smell=1)}),
     'map': ('get_action', None),
 }

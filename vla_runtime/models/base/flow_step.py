@@ -99,5 +99,6 @@ def _jacobian_term(
     """As `flow_update.plan_term`, through the network's Jacobian."""
     clean = x - t * mixed
     error = (plan_weight * (plan - clean)).detach()
-    (correction,) = torch.autograd.grad(clean, x, error)
+    # Of a sum: with the vector as an argument PyTorch imports sympy first, for two seconds.
+    (correction,) = torch.autograd.grad((clean * error).sum(), x)
     return correction
