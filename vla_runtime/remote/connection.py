@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import socket
 import ssl
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Timer
@@ -143,17 +144,12 @@ class ServerConnection:
         from websockets.exceptions import ConnectionClosed
 
         end_s = monotonic() + self._address.timeout_s
-        # A server that stands still takes no bytes; with TLS a socket's own limit ends no send.
-        limit = Timer(self._address.timeout_s, self._break_off)
-        limit.daemon = True
-        limit.start()
         try:
-            self._socket.send(message)
+            with self._broken_off_after(self._address.timeout_s):
+                self._socket.send(message)
         except ConnectionClosed as error:
             late = monotonic() >= end_s
             raise self._late() if late else self._lost(_why_closed(error)) from None
-        finally:
-            limit.cancel()
         reply = self._receive(end_s)
         if isinstance(reply, str):
             raise ServerRefusalError(self._address.url, one_line(reply, _LONGEST_REASON))
@@ -165,7 +161,9 @@ class ServerConnection:
 
         begin_s = monotonic()
         try:
-            answered = self._socket.ping().wait(self._address.timeout_s)
+            with self._broken_off_after(self._address.timeout_s):
+                pong = self._socket.ping()
+            answered = pong.wait(self._address.timeout_s)
         except ConnectionClosed as error:
             raise self._lost(_why_closed(error)) from None
         if not answered:
@@ -174,12 +172,27 @@ class ServerConnection:
 
     def close(self) -> None:
         """Close politely; waits a moment for the other side."""
-        self._open.close()
+        with self._broken_off_after(2.0 * _CLOSE_TIMEOUT_S):
+            self._open.close()
 
     def drop(self) -> None:
         """Close at once, whatever the other side does."""
         self._break_off()
         self._open.close()
+
+    @contextmanager
+    def _broken_off_after(self, seconds: float) -> Iterator[None]:
+        """End a send that takes longer: a server that stands still takes no bytes.
+
+        A socket's own limit is of each write, and with TLS it ends none.
+        """
+        limit = Timer(seconds, self._break_off)
+        limit.daemon = True
+        limit.start()
+        try:
+            yield
+        finally:
+            limit.cancel()
 
     def _break_off(self) -> None:
         # It may be closed already.
