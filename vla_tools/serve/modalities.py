@@ -45,11 +45,11 @@ class Modalities:
                 if videos.pop(camera, None) is None:
                     raise ValueError(f'images.{key}: a second video of the camera {camera!r}')
                 videos[key.removeprefix('video/')] = camera
-        _check_groups(file.groups, spec)
+        groups = _names_of(file.groups, spec)
         return cls(
             videos,
-            _columns(file.groups, spec.state_names, 'state'),
-            _columns(file.groups, spec.action_names, 'action'),
+            _columns(groups, spec.state_names, 'state'),
+            _columns(groups, spec.action_names, 'action'),
         )
 
     def config(self) -> dict[str, Any]:
@@ -62,27 +62,30 @@ class Modalities:
         return {**found, 'language': {'modality_keys': [_TASK], 'delta_indices': [0]}}
 
 
-def _check_groups(groups: Mapping[str, str], spec: BundleSpec) -> None:
+def _names_of(groups: Mapping[str, str], spec: BundleSpec) -> dict[str, list[str]]:
+    """Return the names in each group; ValueError for one that the policy does not have."""
     known = [*spec.state_names, *spec.action_names]
-    for group, words in groups.items():
-        for name in words.replace(',', ' ').split():
+    found = {group: words.replace(',', ' ').split() for group, words in groups.items()}
+    for group, names in found.items():
+        for name in names:
             if name not in known:
                 raise ValueError(
                     f'groups.{group}: the policy has no {quoted(name)}'
                     f'{typed_yaml.did_you_mean(name, known)}'
                 )
+    return found
 
 
 def _columns(
-    groups: Mapping[str, str], names: tuple[str, ...], whole: str
+    groups: Mapping[str, list[str]], names: tuple[str, ...], whole: str
 ) -> dict[str, tuple[int, ...]]:
-    found = {
-        group: tuple(names.index(name) for name in words.replace(',', ' ').split())
-        for group, words in groups.items()
-        if set(words.replace(',', ' ').split()) <= set(names)
-    }
     if not groups:
         return {whole: tuple(range(len(names)))}
+    found = {
+        group: tuple(names.index(name) for name in members)
+        for group, members in groups.items()
+        if set(members) <= set(names)
+    }
     if sorted(column for columns in found.values() for column in columns) != list(
         range(len(names))
     ):

@@ -217,8 +217,6 @@ class ZmqWire:
                 camera = self._modalities.videos.get(name)
                 if camera is None:
                     raise MessageError(f'video.{name[:60]}: this policy has no such camera')
-                if f'{IMAGE}/{camera}' in fields:
-                    raise MessageError(f'video.{name[:60]}: a second image of the camera {camera}')
                 fields[f'{IMAGE}/{camera}'] = _only(f'video.{name}', value, 5)
             elif key.startswith(_STATE):
                 name = key.removeprefix(_STATE)

@@ -288,16 +288,7 @@ def test_key_and_certificate_are_checked(bundle: Path, tmp_path: Path) -> None:
         assert found.backend == 'torch'
         # A server that stands still takes no bytes of an encrypted frame either.
         with remote(url, 1.0, key=KEY, ca_file=certificate) as policy:
-            wait_for(lambda: answers(policy, 1))
-            server.send(signal.SIGSTOP)
-            begin_s = time.monotonic()
-            large = {name: np.zeros((2000, 2000, 3), np.uint8) for name in ('top', 'wrist')}
-            try:
-                with pytest.raises(ServerLostError):
-                    policy.infer(replace(stamped(2), images=large))
-            finally:
-                server.send(signal.SIGCONT)
-            assert time.monotonic() - begin_s < 10.0
+            gives_up_in_time(server, policy)
     finally:
         server.kill()
 
@@ -367,19 +358,24 @@ def test_a_server_that_stands_still_is_given_up_in_time_and_found_again(
     server: ServedProcess,
 ) -> None:
     with remote(server.url, timeout_s=1.0) as policy:
-        wait_for(lambda: answers(policy, 1))
-        server.send(signal.SIGSTOP)
-        begin_s = time.monotonic()
-        # A large frame fills the buffers on the way, too.
-        large = {name: np.zeros((2000, 2000, 3), np.uint8) for name in ('top', 'wrist')}
-        try:
-            with pytest.raises(ServerLostError):
-                policy.infer(replace(stamped(2), images=large))
-        finally:
-            server.send(signal.SIGCONT)
-        assert time.monotonic() - begin_s < 10.0
+        gives_up_in_time(server, policy)
         wait_for(lambda: answers(policy, 3))
         assert policy.reconnects
+
+
+def gives_up_in_time(server: ServedProcess, policy: RemotePolicy) -> None:
+    """A request to a server that stands still ends, for want of room on the way too."""
+    wait_for(lambda: answers(policy, 1))
+    server.send(signal.SIGSTOP)
+    begin_s = time.monotonic()
+    # A large frame fills the buffers on the way.
+    large = {name: np.zeros((2000, 2000, 3), np.uint8) for name in ('top', 'wrist')}
+    try:
+        with pytest.raises(ServerLostError):
+            policy.infer(replace(stamped(2), images=large))
+    finally:
+        server.send(signal.SIGCONT)
+    assert time.monotonic() - begin_s < 10.0
 
 
 def answers(policy: RemotePolicy, seed: int) -> bool:

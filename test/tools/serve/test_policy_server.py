@@ -174,6 +174,16 @@ def test_a_seed_among_the_settings_is_the_requests_own(client: Client) -> None:
     assert client.ask({**asked, 'seed': 3}).startswith('seed')
 
 
+def test_a_reset_with_a_seed_that_a_policy_has_no_use_for_changes_nothing(tmp_path: Path) -> None:
+    with (
+        running(tiny_bundle(tmp_path / 'act', tiny_spec('act'))) as server,
+        Client(server.url) as client,
+    ):
+        told = client.ask({'endpoint': 'reset', 'seed': 3})
+        assert isinstance(told, str) and told.startswith('seed')
+        assert client.ask(request(1, prompt=''))['vla_runtime']['number'] == 0
+
+
 def test_the_age_of_an_observation_goes_on_at_the_server(client: Client) -> None:
     facts = client.ask(request(age=0.5))['vla_runtime']
     assert 500.0 < facts['observation_age_ms'] < 500.0 + PATIENCE_S * 1e3

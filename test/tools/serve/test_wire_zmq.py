@@ -234,6 +234,8 @@ def test_groups_name_parts_of_state_and_actions(bundle: Path) -> None:
         images={'video/ego_view': 'top'}, groups={'arm': 'shoulder, elbow', 'hand': 'gripper'}
     )
     with running(bundle, zmq=True, mapped=file) as server, Robot(server.zmq_port) as robot:
+        # One name a camera: a client fills every one that it is told.
+        assert robot.call('get_modality_config')['video']['modality_keys'] == ['wrist', 'ego_view']
         state = request(1)['observation/state'].astype(np.float32)
         parts = {'arm': state[None, None, :2], 'hand': state[None, None, 2:]}
         video = seen(1)['video']
@@ -246,7 +248,20 @@ def test_groups_name_parts_of_state_and_actions(bundle: Path) -> None:
         }
 
 
-@pytest.mark.parametrize('groups', [{'arm': 'shoulder'}, {'a': 'shoulder elbow gripper shoulder'}])
+def test_two_videos_of_a_camera_are_refused() -> None:
+    file = KeysFile(images={'video/ego_view': 'top', 'video/head': 'top'})
+    with pytest.raises(ValueError, match='video/head'):
+        Modalities.of(tiny_spec(), file)
+
+
+@pytest.mark.parametrize(
+    'groups',
+    [
+        {'arm': 'shoulder'},
+        {'a': 'shoulder elbow gripper shoulder'},
+        {'a': 'shoulder elbow gripper', 'b': 'tail'},
+    ],
+)
 def test_groups_that_leave_a_name_out_are_refused(groups: dict[str, str]) -> None:
     with pytest.raises(ValueError, match='groups'):
         Modalities.of(tiny_spec(), KeysFile(groups=groups))
